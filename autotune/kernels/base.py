@@ -1,0 +1,134 @@
+"""What a kernel is: a template, its parameters, its rules and its plan. One module in this package for each kernel."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Callable, Iterator, Mapping
+
+from ..config import Config, Parameter, Value, typed
+from ..gpu import Gpu
+from ..problem import Problem, Static
+
+# C type in the Params struct -> struct format code. Natural alignment; sizes are those of every CUDA target.
+FIELD_CODES = {"pointer": "Q", "long long": "q", "int": "i", "unsigned": "I", "float": "f"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One member of a kernel's Params. `type` is a C type; a pointer type ends in ``*``."""
+
+    type: str
+    name: str
+    doc: str = ""
+
+    @property
+    def code(self) -> str:
+        return FIELD_CODES["pointer" if self.type.endswith("*") else self.type]
+
+
+def params_format(fields: tuple[Field, ...]) -> str:
+    """`struct` format that packs `fields` as the compiler lays them out (native alignment, tail padding included)."""
+    return "@" + "".join(field.code for field in fields) + "0q"
+
+
+def params_bytes(fields: tuple[Field, ...]) -> int:
+    return struct.calcsize(params_format(fields))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch of a plan."""
+
+    entry: str
+    grid: int  # flattened into x: only x may exceed 65535
+    block: int  # threads
+    smem_bytes: int
+    carveout: int = -1  # percent of the SM's L1 to set aside as shared memory; -1: the driver's choice
+    cluster: int = 1
+
+
+Rule = Callable[[Static, Mapping[str, Value], Gpu], "str | None"]
+
+
+class Kernel:
+    """Base of the kernels. A subclass fills in the class attributes and the methods that raise NotImplementedError."""
+
+    name: str
+    template: str
+    summary: str
+    parameters: tuple[Parameter, ...]
+    rules: tuple[Rule, ...]  # each returns why a config is illegal, or None
+    fields: tuple[Field, ...]  # of Params, in order
+    min_arch: int
+
+    def reject(self, problem: Problem, gpu: Gpu) -> str | None:
+        """Why this kernel cannot serve `problem` on `gpu`, or None."""
+        raise NotImplementedError
+
+    def target(self, gpu: Gpu) -> str:
+        """The -arch to compile for."""
+        return f"sm_{gpu.arch}"
+
+    def derive(self, static: Static, values: Mapping[str, Value]) -> dict[str, Value]:
+        """Values of the derived parameters for the searched ones in `values`."""
+        raise NotImplementedError
+
+    def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
+        """(C type, NAME, value) of each constexpr that the template prints at the top."""
+        raise NotImplementedError
+
+    def default(self, problem: Problem, gpu: Gpu) -> Config:
+        """A legal config known to be good without tuning, from the literature; its source stands beside it."""
+        raise NotImplementedError
+
+    def plan(self, problem: Problem, config: Config) -> list[Step]:
+        """The launches that compute `problem`, in order."""
+        raise NotImplementedError
+
+    def workspace_bytes(self, problem: Problem, config: Config) -> int:
+        return 0
+
+    def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
+        """Predicted time from resources and roofline, given what ptxas said of registers."""
+        raise NotImplementedError
+
+    # What follows is the same for every kernel.
+
+    def config(self, static: Static, values: Mapping[str, Value]) -> Config:
+        """The config with these searched values and the derived ones that follow."""
+        searched = {p.name: values[p.name] for p in self.parameters if not p.derived}
+        derived = self.derive(static, searched)
+        return Config.of(self.name, {p.name: derived[p.name] if p.derived else searched[p.name] for p in self.parameters})
+
+    def typed_config(self, raw: Mapping[str, object], where: str) -> Config:
+        """A config from untyped values. Raises `ConfigError`. Legality for a problem is `illegal`'s business."""
+        return Config.of(self.name, typed(self.parameters, raw, where))
+
+    def illegal(self, static: Static, config: Config, gpu: Gpu) -> str | None:
+        """The first rule that `config` breaks on `gpu`, as a sentence, or None."""
+        derived = self.derive(static, config.values)
+        for name, value in derived.items():
+            if config[name] != value:
+                return f"{name} is {config[name]}, but the other values need exactly {value}"
+        return next(filter(None, (rule(static, config.values, gpu) for rule in self.rules)), None)
+
+    def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
+        """Every legal config of this kernel for `problem` on `gpu`, in canonical order."""
+        return _space(self, problem.static, gpu) if self.reject(problem, gpu) is None else ()
+
+    def compile_key(self, config: Config) -> tuple:
+        """What of `config` reaches the source: configs with the same key share a binary."""
+        return tuple(config[p.name] for p in self.parameters if p.kind == "compile")
+
+    def products(self, static: Static, gpu: Gpu) -> Iterator[Config]:
+        searched = [p for p in self.parameters if not p.derived]
+        for combination in itertools.product(*(p.values for p in searched)):
+            yield self.config(static, dict(zip((p.name for p in searched), combination)))
+
+
+@lru_cache(maxsize=256)
+def _space(kernel: Kernel, static: Static, gpu: Gpu) -> tuple[Config, ...]:
+    return tuple(c for c in kernel.products(static, gpu) if kernel.illegal(static, c, gpu) is None)

@@ -1,0 +1,308 @@
+"""What to compute: `Problem`, its static part, its text form and its cost.
+
+A `Problem` is frozen and prints as one line that parses back, for example
+``forward-bf16-b1-h32x8-q8192-k8192-d128-causal``. That line is a CLI argument, a database key and a file name.
+Features that a problem lacks do not stand in its text, so a feature added later does not rename old records.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+OPS = ("forward",)
+DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+KV_SOURCES = ("dense", "varlen", "paged")
+MASKS = ("full", "causal", "window")
+
+MAX_LENGTH = 2**31 - 1 - 2**16  # key indices are 32-bit on the device; the rest is headroom for tile rounding
+EXAMPLE = "forward-bf16-b1-h32x8-q8192-k8192-d128-causal"
+
+
+class ProblemError(ValueError):
+    """A problem that cannot exist, with a sentence that says which field is wrong and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Static:
+    """The part of a problem that is compiled in. Everything else reaches the kernel as a run-time argument."""
+
+    op: str
+    dtype: str
+    kv_dtype: str
+    out_dtype: str
+    head_dim: int
+    head_dim_v: int
+    mask: str
+    softcap: bool
+    alibi: bool
+    kv: str
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @cached_property
+    def text(self) -> str:
+        """File-name form, for example ``forward-bf16-d128-causal``."""
+        tokens = [self.op, self.dtype]
+        if self.kv_dtype != self.dtype:
+            tokens.append(f"kv{self.kv_dtype}")
+        if self.out_dtype != self.dtype:
+            tokens.append(f"out{self.out_dtype}")
+        tokens.append(_head_dim_token(self.head_dim, self.head_dim_v))
+        if self.mask != "full":
+            tokens.append(self.mask)
+        tokens += [name for name in ("softcap", "alibi") if getattr(self, name)]
+        if self.kv != "dense":
+            tokens.append(self.kv)
+        return "-".join(tokens)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention problem. Lengths are tokens, head dims are elements.
+
+    Causal masking is bottom-right: query i sees key j iff ``j <= i + seqlen_k - seqlen_q``. It is the same thing as
+    ``window_right = 0``, so it is not a field of its own. A window is inclusive on both sides; ``None`` is unbounded.
+
+    Raises `ProblemError` on construction if a field is out of range.
+    """
+
+    op: str = "forward"
+    dtype: str = "bf16"
+    batch: int = 1
+    heads_q: int = 1
+    heads_kv: int = 1
+    seqlen_q: int = 1
+    seqlen_k: int = 1
+    head_dim: int = 128
+    head_dim_v: int = 0  # 0: the same as head_dim
+    window_left: int | None = None
+    window_right: int | None = None
+    softcap: float = 0.0
+    alibi: bool = False
+    sinks: bool = False
+    kv: str = "dense"
+    page_size: int = 0
+    kv_dtype: str = ""  # "": the same as dtype
+    out_dtype: str = ""
+
+    def __post_init__(self):
+        for name, fallback in (("head_dim_v", self.head_dim), ("kv_dtype", self.dtype), ("out_dtype", self.dtype)):
+            if not getattr(self, name):
+                object.__setattr__(self, name, fallback)
+        _validate(self)
+
+    @property
+    def mask(self) -> str:
+        if self.window_left is None and self.window_right is None:
+            return "full"
+        return "causal" if self.window_left is None and self.window_right == 0 else "window"
+
+    @property
+    def causal(self) -> bool:
+        return self.window_right == 0
+
+    @property
+    def group(self) -> int:
+        """Query heads per key/value head."""
+        return self.heads_q // self.heads_kv
+
+    @cached_property
+    def static(self) -> Static:
+        return Static(self.op, self.dtype, self.kv_dtype, self.out_dtype, self.head_dim, self.head_dim_v, self.mask,
+                      self.softcap > 0, self.alibi, self.kv)
+
+    @cached_property
+    def text(self) -> str:
+        tokens = [self.op, self.dtype, f"b{self.batch}", f"h{self.heads_q}x{self.heads_kv}", f"q{self.seqlen_q}",
+                  f"k{self.seqlen_k}", _head_dim_token(self.head_dim, self.head_dim_v)]
+        if self.window_right == 0:
+            tokens.append("causal")
+        if self.window_left is not None:
+            tokens.append(f"left{self.window_left}")
+        if self.window_right:
+            tokens.append(f"right{self.window_right}")
+        if self.softcap:
+            tokens.append(f"softcap{float(self.softcap)!r}".removesuffix(".0"))
+        tokens += [name for name in ("alibi", "sinks") if getattr(self, name)]
+        if self.kv == "varlen":
+            tokens.append("varlen")
+        if self.kv == "paged":
+            tokens.append(f"page{self.page_size}")
+        if self.kv_dtype != self.dtype:
+            tokens.append(f"kv{self.kv_dtype}")
+        if self.out_dtype != self.dtype:
+            tokens.append(f"out{self.out_dtype}")
+        return "-".join(tokens)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def parse(text: str) -> Problem:
+        """The problem that `text` names. Raises `ProblemError` naming the token that is wrong."""
+        return _parse(text)
+
+    def simplified(self) -> Problem:
+        """The same problem with bounds that hide nothing dropped, so that it can use a cheaper kernel.
+
+        The last query sees keys up to ``seqlen_k - 1 + right`` and the first one from ``seqlen_k - seqlen_q - left``.
+        Valid for dense lengths only, which the host knows.
+        """
+        if self.kv != "dense":
+            return self
+        left, right = self.window_left, self.window_right
+        if left is not None and left >= self.seqlen_k - 1:
+            left = None
+        if right is not None and right >= self.seqlen_q - 1:
+            right = None
+        if (left, right) == (self.window_left, self.window_right):
+            return self
+        return replace(self, window_left=left, window_right=right)
+
+    def bucketed(self) -> Problem:
+        """The representative of this problem's bucket: lengths rounded up to 8 steps an octave, batch to a power of 2."""
+        sizes = (bucket_batch(self.batch), bucket_length(self.seqlen_q), bucket_length(self.seqlen_k))
+        if sizes == (self.batch, self.seqlen_q, self.seqlen_k):
+            return self
+        return replace(self, batch=sizes[0], seqlen_q=sizes[1], seqlen_k=sizes[2])
+
+    @cached_property
+    def visible_pairs(self) -> int:
+        """(query, key) pairs that the mask lets through, per batch entry and head."""
+        offset = self.seqlen_k - self.seqlen_q
+        right = _prefix_clamped(self.seqlen_q, self.seqlen_k, offset + 1 + self.window_right) \
+            if self.window_right is not None else self.seqlen_q * self.seqlen_k
+        left = _prefix_clamped(self.seqlen_q, self.seqlen_k, offset - self.window_left) \
+            if self.window_left is not None else 0
+        return right - left
+
+    @property
+    def flops(self) -> int:
+        """Multiply-adds of the two matrix products count 2; masked pairs count 0. The field's usual convention."""
+        return 2 * self.batch * self.heads_q * self.visible_pairs * (self.head_dim + self.head_dim_v)
+
+    @property
+    def compulsory_bytes(self) -> int:
+        """Bytes that any kernel must move: q, k, v read once, out written once."""
+        q = self.batch * self.seqlen_q * self.heads_q * self.head_dim * DTYPE_BYTES[self.dtype]
+        out = self.batch * self.seqlen_q * self.heads_q * self.head_dim_v * DTYPE_BYTES[self.out_dtype]
+        kv = self.batch * self.visible_keys * self.heads_kv * (self.head_dim + self.head_dim_v) * DTYPE_BYTES[self.kv_dtype]
+        return q + kv + out
+
+    @property
+    def visible_keys(self) -> int:
+        """Keys that at least one query sees."""
+        if self.seqlen_q == 0:
+            return 0
+        begin = 0 if self.window_left is None else max(0, self.seqlen_k - self.seqlen_q - self.window_left)
+        end = self.seqlen_k if self.window_right is None else min(self.seqlen_k, self.seqlen_k + self.window_right)
+        return max(0, end - begin)
+
+
+def bucket_length(length: int) -> int:
+    """`length` rounded up to one of 8 steps an octave: 8192 -> 8192, 8193 -> 9216. Lengths to 16 stand for themselves."""
+    if length <= 16:
+        return length
+    shift = (length - 1).bit_length() - 4
+    return ((length - 1 >> shift) + 1) << shift
+
+
+def bucket_batch(batch: int) -> int:
+    """`batch` rounded up to a power of two."""
+    return 1 << (batch - 1).bit_length() if batch > 1 else batch
+
+
+def _prefix_clamped(rows: int, limit: int, start: int) -> int:
+    """sum over i in [0, rows) of clamp(start + i, 0, limit), in closed form."""
+    low = min(max(0, -start), rows)  # rows before this one contribute 0
+    high = min(max(low, limit - start), rows)  # rows from this one on contribute `limit`
+    ramp = high - low
+    return ramp * (start + low) + ramp * (ramp - 1) // 2 + (rows - high) * limit
+
+
+def _head_dim_token(head_dim: int, head_dim_v: int) -> str:
+    return f"d{head_dim}" if head_dim == head_dim_v else f"d{head_dim}x{head_dim_v}"
+
+
+_HEAD = re.compile(r"b(\d+)-h(\d+)x(\d+)-q(\d+)-k(\d+)-d(\d+)(?:x(\d+))?(?:-(.+))?")
+
+
+def _parse(text: str) -> Problem:
+    if not isinstance(text, str) or len(text) > 300:
+        raise ProblemError(f"a problem is a line of text such as {EXAMPLE}")
+    op, _, rest = text.partition("-")
+    dtype, _, rest = rest.partition("-")
+    match = _HEAD.fullmatch(rest)
+    if op not in OPS or dtype not in DTYPE_BYTES or not match:
+        raise ProblemError(
+            f"problem {text!r} is malformed: expected OP-DTYPE-bBATCH-hHEADSxKVHEADS-qLEN-kLEN-dHEAD_DIM[-FEATURES], "
+            f"op one of {', '.join(OPS)}, dtype one of {', '.join(DTYPE_BYTES)}; for example {EXAMPLE}")
+    fields = dict(zip(("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim"),
+                      map(_bounded_int, match.groups()[:6])), op=op, dtype=dtype)
+    if match[7]:
+        fields["head_dim_v"] = _bounded_int(match[7])
+    for token in (match[8] or "").split("-") if match[8] else ():
+        _parse_feature(text, token, fields)
+    return Problem(**fields)
+
+
+def _bounded_int(digits: str) -> int:
+    return int(digits[:12])  # longer numbers are out of every range anyway; keep int() cheap
+
+
+_FEATURES = "causal, leftN, rightN, softcapX, alibi, sinks, varlen, pageN, kvDTYPE, outDTYPE"
+
+
+def _parse_feature(text: str, token: str, fields: dict) -> None:
+    match = re.fullmatch(r"(causal|alibi|sinks|varlen)|(left|right|page)(\d+)|(softcap)(\d+(?:\.\d+)?)|(kv|out)([a-z]+\d\w*)", token)
+    if not match:
+        raise ProblemError(f"problem {text!r}: unknown feature {token!r}; allowed are {_FEATURES}")
+    flag, counted, count, softcap, value, typed, dtype = match.groups()
+    if flag == "causal":
+        update = {"window_right": 0}
+    elif flag == "varlen":
+        update = {"kv": "varlen"}
+    elif flag:
+        update = {flag: True}
+    elif counted == "page":
+        update = {"kv": "paged", "page_size": _bounded_int(count)}
+    elif counted:
+        update = {f"window_{counted}": _bounded_int(count)}
+    elif softcap:
+        update = {"softcap": float(value)}
+    else:
+        update = {f"{typed}_dtype": dtype}
+    if clash := update.keys() & fields.keys():
+        raise ProblemError(f"problem {text!r}: feature {token!r} contradicts an earlier one ({clash.pop()} is already set)")
+    fields.update(update)
+
+
+def _validate(p: Problem) -> None:
+    def require(ok: bool, message: str) -> None:
+        if not ok:
+            raise ProblemError(message)
+
+    for name, allowed in (("op", OPS), ("dtype", DTYPE_BYTES), ("kv_dtype", DTYPE_BYTES), ("out_dtype", DTYPE_BYTES),
+                          ("kv", KV_SOURCES)):
+        require(getattr(p, name) in allowed, f"{name} is {getattr(p, name)!r}; allowed are {', '.join(allowed)}")
+    for name in ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "page_size"):
+        value = getattr(p, name)
+        require(type(value) is int, f"{name} is {value!r}; it must be an int")
+        require(0 <= value <= MAX_LENGTH, f"{name} is {value}; allowed is 0 to {MAX_LENGTH}")
+    for name in ("heads_q", "heads_kv", "head_dim", "head_dim_v"):
+        require(getattr(p, name) >= 1, f"{name} is {getattr(p, name)}; it must be at least 1")
+    require(p.heads_q % p.heads_kv == 0,
+            f"heads_q is {p.heads_q} and heads_kv is {p.heads_kv}; heads_q must be a multiple of heads_kv")
+    for name in ("window_left", "window_right"):
+        value = getattr(p, name)
+        require(value is None or type(value) is int and 0 <= value <= MAX_LENGTH,
+                f"{name} is {value!r}; it must be None (unbounded) or an int from 0 to {MAX_LENGTH}")
+    require(isinstance(p.softcap, (int, float)) and (p.softcap == 0 or 1e-3 <= p.softcap <= 1e6),
+            f"softcap is {p.softcap!r}; it must be 0 (off) or a number from 0.001 to 1000000")
+    require((p.kv == "paged") == (p.page_size > 0),
+            f"page_size is {p.page_size} with kv {p.kv!r}; a paged cache needs a page_size of at least 1, others 0")
