@@ -1,0 +1,7 @@
+"""`python -m autotune`: the command line without the console script."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,76 @@
+"""The command line: `autotune COMMAND ...`. Parses, runs one module of `commands/`, and turns errors into one sentence.
+
+Exit codes: 0 done; 1 the answer is no (a wrong kernel, a stale entry, a failed check); 2 bad input or something missing
+that the command needs, with nothing written; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import NoReturn, Sequence
+
+from . import __version__
+
+# In the order in which a newcomer meets them. Each is a module of `commands` with SUMMARY, add_arguments(parser), run(args).
+COMMANDS = ("tune", "lookup", "source", "verify", "bench", "build", "db", "gpus", "doctor")
+
+# Errors whose message is a sentence for the user. Anything else is a bug and keeps its traceback.
+USER_ERRORS = (
+    ("problem", "ProblemError"), ("config", "ConfigError"), ("gpu", "GpuError"), ("models", "ModelError"),
+    ("compile", "CompileError"), ("compile", "CompilerMissing"), ("database", "DatabaseError"), ("bench", "BenchError"),
+    ("commands.common", "UsageError"),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but an error is one sentence and the command that explains the allowed arguments."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line as an argparse parser."""
+    top = Parser(prog="autotune", description="Finds, remembers and runs the fastest correct attention kernel for a GPU.")
+    top.add_argument("--version", action="version", version=f"autotune {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    for name in COMMANDS:
+        module = importlib.import_module(f".commands.{name}", __package__)
+        sub = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__,
+                                  formatter_class=argparse.RawDescriptionHelpFormatter)
+        module.add_arguments(sub)
+        sub.set_defaults(run=module.run)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code."""
+    args = parser().parse_args(arguments)
+    try:
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print(f"\nautotune {args.command}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has seen enough; point stdout elsewhere so that exit does not flush into it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if not is_user_error(error):
+            raise
+        print(f"autotune {args.command}: {_one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def is_user_error(error: Exception) -> bool:
+    """Whether `error` is one whose message is meant for the user."""
+    names = {(f"{__package__}.{module}", name) for module, name in USER_ERRORS}
+    return any((cls.__module__, cls.__name__) in names for cls in type(error).__mro__)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

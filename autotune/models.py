@@ -1,0 +1,99 @@
+"""Which attention problems a model has: `models.yaml` read into `Model`s, and a model expanded into `Problem`s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Mapping
+
+from .problem import Problem, ProblemError
+
+CATALOGUE = Path(__file__).with_name("models.yaml")
+
+_MODEL_FIELDS = {"title", "source", "layers", "dtype", "heads_q", "heads_kv", "head_dim", "attention"}
+_LAYER_FIELDS = {"layers", "prefill", "left", "sinks"}
+
+
+class ModelError(ValueError):
+    """A model that is not in the catalogue, or a catalogue entry that cannot be read."""
+
+
+@dataclass(frozen=True)
+class AttentionLayers:
+    """One kind of attention layer of a model: how many layers are of it, and its problem at each prompt length."""
+
+    name: str
+    layers: int
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A public model's attention. `layers` is the sum over its kinds; `source` says where the shapes come from."""
+
+    name: str
+    title: str
+    source: str
+    layers: int
+    attention: tuple[AttentionLayers, ...]
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What to tune for this model: every kind of layer at every prompt length, batch 1."""
+        return tuple(problem for kind in self.attention for problem in kind.problems)
+
+
+@lru_cache(maxsize=1)
+def catalogue() -> Mapping[str, Model]:
+    """Name -> `Model` for every model in models.yaml. Raises `ModelError` naming the entry that is wrong."""
+    import yaml
+
+    data = yaml.load(CATALOGUE.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return MappingProxyType({name: read_model(name, entry) for name, entry in data.items()})
+
+
+def by_name(name: str) -> Model:
+    """The catalogue's model called `name`. Raises `ModelError` listing the names there are."""
+    try:
+        return catalogue()[name]
+    except KeyError:
+        raise ModelError(f"no model is called {name!r}; known are {', '.join(catalogue())}. "
+                         "Any other shape can be tuned with --problem TEXT") from None
+
+
+def problems_of_model(name: str) -> tuple[Problem, ...]:
+    """The problems to tune for the model called `name`. Raises `ModelError` for an unknown one."""
+    return by_name(name).problems
+
+
+def read_model(name: str, entry: Mapping) -> Model:
+    """A `Model` from its entry in the catalogue. Raises `ModelError` naming the field that is wrong."""
+    _require_fields(name, entry, _MODEL_FIELDS, _MODEL_FIELDS)
+    attention = []
+    for kind, layer in entry["attention"].items():
+        _require_fields(f"{name}: {kind}", layer, {"layers", "prefill"}, _LAYER_FIELDS)
+        try:
+            problems = tuple(_problem(entry, layer, length) for length in layer["prefill"])
+        except ProblemError as error:
+            raise ModelError(f"{CATALOGUE.name}: {name}: {kind}: {error}") from None
+        attention.append(AttentionLayers(kind, layer["layers"], problems))
+    if sum(kind.layers for kind in attention) != entry["layers"]:
+        raise ModelError(f"{CATALOGUE.name}: {name}: its kinds of attention have {sum(k.layers for k in attention)} layers "
+                         f"together, but layers says {entry['layers']}")
+    return Model(name, entry["title"], entry["source"], entry["layers"], tuple(attention))
+
+
+def _problem(entry: Mapping, layer: Mapping, length: int) -> Problem:
+    """A prompt of `length` tokens: as many keys as queries, causal."""
+    return Problem(dtype=entry["dtype"], batch=1, heads_q=entry["heads_q"], heads_kv=entry["heads_kv"], seqlen_q=length,
+                   seqlen_k=length, head_dim=entry["head_dim"], window_left=layer.get("left"), window_right=0,
+                   sinks=layer.get("sinks", False))
+
+
+def _require_fields(where: str, entry: object, needed: set[str], allowed: set[str]) -> None:
+    if not isinstance(entry, Mapping):
+        raise ModelError(f"{CATALOGUE.name}: {where} is {entry!r}; it must be a mapping with {', '.join(sorted(needed))}")
+    if wrong := (needed - entry.keys()) | (entry.keys() - allowed):
+        raise ModelError(f"{CATALOGUE.name}: {where}: these fields are missing or unknown: {', '.join(sorted(wrong))}")
