@@ -1,0 +1,107 @@
+"""The tuning database: a search path of folders with one file for each GPU and op, ``<folder>/<gpu>/<op>.yaml``.
+
+What a reader cannot use it leaves out and says so (`View.complaints`); what a writer cannot write is a `DatabaseError`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+
+from .dbfile import DatabaseError, File, Quarantined, dump, merge_into, read
+from .gpu import Gpu
+from .records import GpuKey, Record, merge
+
+__all__ = ["DatabaseError", "File", "Quarantined", "View", "all_records", "dump", "open_view", "paths", "read", "search_path",
+           "shipped_root", "user_root", "write"]
+
+
+@dataclass(frozen=True)
+class View:
+    """What the search path knows that may serve one GPU and op."""
+
+    gpu: GpuKey
+    op: str
+    roots: tuple[Path, ...]
+    records: tuple[Record, ...]  # of this GPU
+    complaints: tuple[str, ...] = field(compare=False, default=())  # files and entries that were left out, and why
+
+    @cached_property
+    def same_arch(self) -> tuple[Record, ...]:
+        """Records of other GPUs of the same arch. Read on first use: a tuned GPU never needs them."""
+        return _overlay(self.roots, self.op, lambda gpu: gpu.arch == self.gpu.arch and gpu != self.gpu)[0]
+
+
+def user_root() -> Path:
+    """The folder that tuning writes: ``$AUTOTUNE_DB``, or else the platform's user data folder."""
+    if override := os.environ.get("AUTOTUNE_DB"):
+        return Path(override).expanduser()
+    import platformdirs
+
+    return platformdirs.user_data_path("autotune", appauthor=False) / "tuning_db"
+
+
+def shipped_root() -> Path:
+    """The folder that comes with this package: in a wheel its own data, in a checkout ``tuning_db/``."""
+    packaged = Path(__file__).with_name("_tuning_db")
+    return packaged if packaged.is_dir() else Path(__file__).parents[1] / "tuning_db"
+
+
+def search_path() -> tuple[Path, ...]:
+    """Folders in the order in which they are believed: the user's, then the shipped one."""
+    return user_root(), shipped_root()
+
+
+def paths(root: Path, op: str | None = None) -> list[Path]:
+    """The database files in `root`, sorted. A folder that is missing or closed has none."""
+    try:
+        return sorted(root.glob(f"*/{op or '*'}.yaml"))
+    except OSError:
+        return []
+
+
+def open_view(gpu: Gpu | GpuKey, op: str = "forward", roots: Iterable[Path] | None = None) -> View:
+    """What the search path knows about `gpu`. A measured record of an earlier folder hides one of a later folder."""
+    key = gpu if isinstance(gpu, GpuKey) else GpuKey.of(gpu)
+    roots = tuple(search_path() if roots is None else map(Path, roots))
+    records, complaints = _overlay(roots, op, key.__eq__)
+    return View(key, op, roots, records, complaints)
+
+
+def all_records(roots: Iterable[Path] | None = None) -> Iterator[tuple[Path, Record]]:
+    """(file, record) for every usable record on the search path, hidden ones too."""
+    for root in search_path() if roots is None else roots:
+        for path in paths(Path(root)):
+            yield from ((path, record) for record in read(path).records)
+
+
+def write(records: Iterable[Record], root: Path | None = None) -> list[Path]:
+    """Merges `records` into the files of `root` (the user's folder if None) and returns the files they are in.
+
+    Raises `DatabaseError` if a file cannot be written (read-only folder, full disk, lock held); files stay as they were then.
+    """
+    root = user_root() if root is None else Path(root)
+    groups = defaultdict(list)
+    for record in records:
+        groups[record.gpu, record.problem.op].append(record)
+    return [merge_into(root, gpu, op, group) for (gpu, op), group in groups.items()]
+
+
+def _overlay(roots: Iterable[Path], op: str, wanted: Callable[[GpuKey], bool]) -> tuple[tuple[Record, ...], tuple[str, ...]]:
+    chosen: dict[tuple, Record] = {}
+    complaints = []
+    for root in roots:
+        files = [read(path, wanted) for path in paths(root, op)]
+        complaints += [file.error for file in files if file.error]
+        complaints += [f"{file.path}: {bad.problem}: {bad.reason}" for file in files for bad in file.quarantined]
+        for key, record in merge(*(file.records for file in files)).items():
+            known = chosen.get(key)
+            if known is None or (known.evidence, record.evidence) == ("predicted", "measured"):
+                chosen[key] = record
+    return tuple(chosen.values()), tuple(complaints)
+
+
