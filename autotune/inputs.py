@@ -1,0 +1,243 @@
+"""Inputs that make wrong kernels visible: the same numbers on numpy and cupy, from a seed.
+
+Kinds (see `KINDS`): ``random``, ``large`` logits, ``equal`` logits, ``masked_nan`` (non-finite K and V wherever the
+mask or the length hides them), ``needles`` (each row's weight lies on one chosen key: at tile, window and split edges, the first,
+the last, anywhere), and ``mixed``, where 64-row blocks are needles, random, large and equal in turn, so that one launch
+of an expensive problem tests all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import log, prod, sqrt
+
+import numpy as np
+
+from .numerics import MANTISSA_BITS, NAN_BITS, array_dtype, bits, empty, from_float32
+from .problem import Problem
+
+KINDS = ("random", "large", "equal", "masked_nan", "needles", "mixed")
+ROWS = 64  # rows of a checked block; `mixed` changes its kind at this step
+
+LARGE = 16.0  # standard deviation of large logits; the largest of 65536 is near 70
+GAP = 24.0  # a needle's score stands this far above the others: they weigh e^-24 each
+PADDING = 256  # NaN rows before and after the keys of each batch entry
+CHUNK = 1 << 22  # elements generated at a time, to bound temporaries
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Arrays of one attention call.
+
+    q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), sinks (Hq,) float32 or None, alibi_slopes (Hq,) float32
+    or None. Last strides are 1; k and v are views with gaps between batch entries for ``masked_nan`` and ``mixed``.
+    """
+
+    problem: Problem
+    kind: str
+    seed: int
+    xp: object = field(repr=False)
+    q: object = field(repr=False)
+    k: object = field(repr=False)
+    v: object = field(repr=False)
+    sinks: object = field(repr=False)
+    alibi_slopes: object = field(repr=False)
+    scale: float = 1.0
+    exempt: np.ndarray | None = field(default=None, repr=False)  # (Sq,) bool: rows that see a non-finite K; their result is free
+
+
+def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np) -> Inputs:
+    """Inputs of `kind` for `problem`, allocated by `xp` (numpy or cupy).
+
+    Raises `ValueError` for an unknown kind or a K/V source other than dense.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"input kind is {kind!r}; allowed are {', '.join(KINDS)}")
+    if problem.kv != "dense":
+        raise ValueError(f"inputs for {problem} cannot be made: K/V source {problem.kv!r} is not supported, only dense")
+    scale = 1 / sqrt(problem.head_dim)
+    b, sq, hq, d = problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim
+    sk, hkv, dv = problem.seqlen_k, problem.heads_kv, problem.head_dim_v
+    make = _Generator(xp, seed)
+    q = make.normal((b, sq, hq, d), problem.dtype, LARGE if kind == "large" else 1.0)
+    padded = kind in ("masked_nan", "mixed")
+    k = _storage(xp, (b, sk, hkv, d), problem.kv_dtype, padded)
+    v = _storage(xp, (b, sk, hkv, dv), problem.kv_dtype, padded)
+    _assign(v, make.normal((b, sk, hkv, dv), problem.kv_dtype, 1.0), problem.kv_dtype)
+    exempt, level = None, log(max(_keys_of_last_row(problem), 1)) + 0.5  # e^(x^2/2) averages to e^0.5
+    if kind == "equal":
+        _assign(k, make.normal((1, 1, hkv, d), problem.kv_dtype, 1.0), problem.kv_dtype)
+    elif kind in ("needles", "mixed"):
+        signs = make.normal((b, sk, hkv, d), problem.kv_dtype, None)
+        _assign(k, signs, problem.kv_dtype)
+        if sk:
+            amplitude = _needle_amplitude(problem, scale)
+            needles = _needles(xp, make, problem, signs, amplitude)
+            q = needles if kind == "needles" else _mix(xp, problem, q, needles)
+            level = amplitude * scale * d if kind == "needles" else level
+    else:
+        _assign(k, make.normal((b, sk, hkv, d), problem.kv_dtype, 1.0), problem.kv_dtype)
+    if kind == "large":
+        level = LARGE * sqrt(2 * log(max(_keys_of_last_row(problem), 2)))
+    if kind == "masked_nan":
+        exempt = _poison_hidden(problem, k, v)
+    sinks = xp.asarray(make.host_normal(hq) + np.float32(level)) if problem.sinks else None
+    slopes = None
+    if problem.alibi:
+        slopes = np.exp2(-8 * np.arange(1, hq + 1) / hq)
+        if kind in ("needles", "mixed"):
+            slopes *= 4 / max(sk, 4)  # so that distance does not outweigh the needle
+        slopes = xp.asarray(slopes.astype(np.float32))
+    return Inputs(problem, kind, seed, xp, q, k, v, sinks, slopes, scale, exempt)
+
+
+def visible_range(problem: Problem, rows):
+    """(first, end): row i sees the keys first[i] <= j < end[i]. `rows` is an int64 array of numpy or cupy."""
+    aligned = rows + (problem.seqlen_k - problem.seqlen_q)
+    first = rows * 0 if problem.window_left is None else (aligned - problem.window_left).clip(0, problem.seqlen_k)
+    end = rows * 0 + problem.seqlen_k if problem.window_right is None \
+        else (aligned + problem.window_right + 1).clip(0, problem.seqlen_k)
+    return first, end
+
+
+class _Generator:
+    """Counter-based random numbers: element n of stream s is a hash of (seed, s, n), so numpy and cupy agree."""
+
+    def __init__(self, xp, seed: int):
+        self.xp, self.seed, self.stream = xp, seed, 0
+
+    def _key(self, chunk: int) -> int:
+        return int(np.random.SeedSequence([self.seed, self.stream, chunk]).generate_state(1)[0])
+
+    def words(self, count: int, chunk: int = 0):
+        """`count` uniform uint32, for at most 2**31 of them."""
+        return _mix32(self.xp.arange(count, dtype=np.uint32), self._key(chunk))
+
+    def normal(self, shape, dtype: str, sigma: float | None):
+        """Normal numbers of standard deviation `sigma`, or random signs (-1, 1) if it is None, as a contiguous array."""
+        self.stream += 1
+        xp, size = self.xp, prod(shape)
+        flat = empty(xp, (size,), dtype)
+        target = bits(flat, dtype)
+        for chunk, start in enumerate(range(0, size, CHUNK)):
+            word = self.words(min(CHUNK, size - start), chunk)
+            if sigma is None:
+                values = (word & 1).astype(np.float32) * 2 - 1
+            else:  # Box-Muller; the 24 bits that float32 holds
+                radius = xp.sqrt(-2 * xp.log(((word >> 8).astype(np.float32) + 0.5) * np.float32(2.0**-24)))
+                angle = (_mix32(word, 0x9E3779B9) >> 8).astype(np.float32) * np.float32(2 * np.pi * 2.0**-24)
+                values = radius * xp.cos(angle) * np.float32(sigma)
+            target[start:start + CHUNK] = bits(from_float32(xp, values, dtype), dtype)
+        return flat.reshape(shape)
+
+    def host_normal(self, count: int) -> np.ndarray:
+        """A few float32 normals on the host."""
+        self.stream += 1
+        return np.random.default_rng([self.seed, self.stream]).standard_normal(count).astype(np.float32)
+
+
+def _mix32(word, key: int):
+    """A bijective mix of uint32 words in which every input bit reaches every output bit."""
+    word = word ^ np.uint32(key)
+    word = (word ^ (word >> 16)) * np.uint32(0x7FEB352D)
+    word = (word ^ (word >> 15)) * np.uint32(0x846CA68B)
+    return word ^ (word >> 16)
+
+
+def _storage(xp, shape, dtype: str, padded: bool):
+    """An array, or a view into a larger one that is NaN before and after each batch entry's keys."""
+    if not padded:
+        return empty(xp, shape, dtype)
+    b, s, h, d = shape
+    whole = empty(xp, (b, s + 2 * PADDING, h, d), dtype)
+    bits(whole, dtype).fill(NAN_BITS[dtype])
+    return whole[:, PADDING:PADDING + s]
+
+
+def _assign(target, values, dtype: str) -> None:
+    bits(target, dtype)[...] = bits(values, dtype)
+
+
+def _keys_of_last_row(problem: Problem) -> int:
+    first, end = visible_range(problem, np.array([max(problem.seqlen_q - 1, 0)]))
+    return max(0, int(end[0] - first[0]))
+
+
+def _needle_amplitude(problem: Problem, scale: float) -> float:
+    """|q| per element, a power of two, such that a key of signs that q copies beats the best of 65536 others by `GAP`."""
+    d = problem.head_dim
+    lead = scale * max(d - 4.5 * sqrt(d), d / 4)
+    amplitude = GAP / lead
+    if problem.softcap:
+        amplitude = min(amplitude, problem.softcap / (scale * d))  # beyond the cap all scores look alike
+    return float(np.exp2(np.ceil(np.log2(amplitude))))
+
+
+def _needles(xp, make: _Generator, problem: Problem, signs, amplitude: float):
+    """q whose row (b, i, h) is `amplitude` times the key that it must find."""
+    b, hq = problem.batch, problem.heads_q
+    target = _targets(xp, make, problem)
+    batch = xp.arange(b).reshape(b, 1, 1)
+    head = (xp.arange(hq) // problem.group).reshape(1, 1, hq)
+    q_bits = 8 * array_dtype(problem.dtype).itemsize
+    sign = bits(signs, problem.kv_dtype) >> (8 * signs.itemsize - 1)
+    word = np.array(amplitude, np.float32).astype(array_dtype(problem.dtype)).view(f"u{q_bits // 8}")[()]
+    sign = sign[batch, target, head].astype(word.dtype) << (q_bits - 1)
+    return (sign | word).view(array_dtype(problem.dtype))
+
+
+def _targets(xp, make: _Generator, problem: Problem):
+    """(B, Sq, Hq) int64: the key that each row must find, one that it sees if it sees any."""
+    b, sq, hq, sk = problem.batch, problem.seqlen_q, problem.heads_q, problem.seqlen_k
+    make.stream += 1
+    word = make.words(b * sq * hq)
+    draw = _mix32(word, 0x85EBCA6B).astype(np.int64).reshape(b, sq, hq)
+    word = word.astype(np.int64).reshape(b, sq, hq)
+    first, end = visible_range(problem, xp.arange(sq, dtype=np.int64))
+    first, end = first.reshape(1, sq, 1), end.reshape(1, sq, 1)
+    anywhere = first + draw % xp.maximum(end - first, 1)
+    before = (word >> 8) & 1  # the last key before an edge or the first after it
+    tile_edge = anywhere // 16 * 16 - before  # every tile is a multiple of 16 keys
+    parts = 2 + (word >> 9) % 7
+    split_edge = sk * (1 + (word >> 12) % (parts - 1)) // parts // 16 * 16 - before
+    choice = word % 8
+    target = xp.where(choice < 4, anywhere, xp.where(choice == 4, first, xp.where(choice == 5, end - 1, tile_edge)))
+    target = xp.where(choice == 7, split_edge, target)
+    return xp.maximum(xp.minimum(target, end - 1), xp.minimum(first, sk - 1)).clip(0, sk - 1)
+
+
+def _mix(xp, problem: Problem, normal, needles):
+    """Rows of needles, normal, large and zero q by turns of 64 rows, shifted by head and batch entry."""
+    b, sq, hq = problem.batch, problem.seqlen_q, problem.heads_q
+    turn = (xp.arange(b).reshape(b, 1, 1, 1) + (xp.arange(sq) // ROWS).reshape(1, sq, 1, 1)
+            + xp.arange(hq).reshape(1, 1, hq, 1)) % 4
+    word = bits(normal, problem.dtype)
+    sixteenfold = word + word.dtype.type(4 << MANTISSA_BITS[problem.dtype])  # exponent + 4
+    mixed = xp.where(turn == 2, sixteenfold, xp.where(turn == 3, word & 0, word))
+    mixed = xp.where(turn == 0, bits(needles, problem.dtype), mixed)
+    return mixed.astype(word.dtype).view(array_dtype(problem.dtype))
+
+
+def _poison_hidden(problem: Problem, k, v) -> np.ndarray:
+    """Makes K and V non-finite where nobody sees them, and K at the outermost visible keys.
+
+    Returns (Sq,) bool: the rows that do see such a K. Every other row must be as if the key were finite.
+    """
+    sq, sk = problem.seqlen_q, problem.seqlen_k
+    exempt = np.zeros(sq, bool)
+    if sq == 0 or sk == 0:
+        return exempt
+    first, end = visible_range(problem, np.arange(sq, dtype=np.int64))
+    seen_first, seen_end = int(first.min()), int(end.max())
+    for array in (k, v):
+        word = bits(array, problem.kv_dtype)
+        word[:, :seen_first] = NAN_BITS[problem.kv_dtype]
+        word[:, max(seen_end, seen_first):] = NAN_BITS[problem.kv_dtype]
+    edges = [] if problem.window_right is None else [seen_end - 1]
+    edges += [] if problem.window_left is None else [seen_first]
+    for key in edges:
+        sees = (first <= key) & (key < end)
+        if seen_first <= key < seen_end and sees.sum() <= sq // 2:  # keep rows to check
+            bits(k, problem.kv_dtype)[:, key] = NAN_BITS[problem.kv_dtype]
+            exempt |= sees
+    return exempt

@@ -1,0 +1,191 @@
+"""What attention must compute: a float64 reference, and the *plain* low-precision computation that sets the tolerance.
+
+Plain rounds S to the dtype, takes the softmax in fp32, rounds P, multiplies P V in fp32 and rounds the output. A kernel
+may be wrong by a small multiple of what plain is wrong by, per (batch, head, block of 64 rows): over a whole tensor the
+worst block would hide a dropped tile elsewhere. Only the blocks that are asked for are computed, so that a sample of a
+64k x 64k problem is affordable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .inputs import ROWS, Inputs, visible_range
+from .numerics import bits, host, matmul, rounded, to_float32, ulp
+from .problem import Problem
+
+# Elements of gathered K, V and scores handled at once: about 20 bytes each at the peak.
+CHUNK_ELEMENTS = {"numpy": 1 << 22, "cupy": 1 << 26}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the checked blocks must hold. n blocks of 64 rows; rows past the end and exempt rows are `skip`."""
+
+    inputs: Inputs = field(repr=False)
+    blocks: np.ndarray = field(repr=False)  # (n, 3) int64: batch, head, index of the 64-row block
+    index: tuple = field(repr=False)  # (batch (n, 1), rows (n, 64), head (n, 1)) for gathering from arrays of `inputs.xp`
+    skip: object = field(repr=False)  # (n, 64) bool
+    out: object = field(repr=False)  # (n, 64, Dv) float64
+    nothing: object = field(repr=False)  # (n, 64) bool: rows that see no key, whose out is exactly 0
+    lse: object = field(repr=False)  # (n, 64) float64, natural log, -inf where a row sees nothing and has no sink
+    plain_error: np.ndarray = field(repr=False)  # (n,) max |plain - out|
+    allowed: np.ndarray = field(repr=False)  # (n,) what a kernel's error may be
+
+
+def all_blocks(problem: Problem) -> np.ndarray:
+    """(n, 3) int64: every (batch, head, block of 64 rows)."""
+    shape = problem.batch, problem.heads_q, -(-problem.seqlen_q // ROWS)
+    return np.stack(np.unravel_index(np.arange(np.prod(shape)), shape), -1).astype(np.int64).reshape(-1, 3)
+
+
+def sampled_blocks(problem: Problem, count: int | None, seed: int = 0) -> np.ndarray:
+    """`count` of the blocks, or all if it is None or there are no more: the corners, and rows drawn evenly, each head in turn."""
+    blocks = all_blocks(problem)
+    if count is None or len(blocks) <= count:
+        return blocks
+    bands = -(-problem.seqlen_q // ROWS)
+    corners = {(b, h, r) for b in (0, problem.batch - 1) for h in (0, problem.heads_q - 1) for r in (0, bands - 1)}
+    chosen = sorted(corners)[:count]
+    random = np.random.default_rng([seed, 64])
+    heads = random.permutation(problem.heads_q)
+    strata = random.permutation(count - len(chosen))
+    for n, stratum in enumerate(strata):
+        row = int(bands * (stratum + random.random()) / len(strata))
+        chosen.append((int(random.integers(problem.batch)), int(heads[n % len(heads)]), row))
+    return np.unique(np.array(chosen, np.int64), axis=0)
+
+
+def expect(inputs: Inputs, blocks: np.ndarray | None = None) -> Expected:
+    """The reference and the tolerance for `blocks` ((n, 3), as `all_blocks` gives; None: all of them)."""
+    problem, xp = inputs.problem, inputs.xp
+    blocks = all_blocks(problem) if blocks is None else blocks
+    first, end = _key_range(problem, blocks)
+    out = xp.zeros((len(blocks), ROWS, problem.head_dim_v), np.float64)
+    lse = xp.zeros((len(blocks), ROWS), np.float64)
+    skip = _skipped(inputs, blocks)
+    error, peak = np.zeros(len(blocks)), np.zeros(len(blocks))
+    order = np.argsort(end - first, kind="stable")
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        for chunk in _chunks(problem, order, (end - first)[order], CHUNK_ELEMENTS["numpy" if xp is np else "cupy"]):
+            tile = _gather(inputs, blocks[chunk], first[chunk], end[chunk])
+            where, skipped = xp.asarray(chunk), xp.asarray(skip[chunk])[..., None]
+            exact, exact_lse = _attend(inputs, tile, np.float64)
+            plain, _ = _attend(inputs, tile, np.float32)
+            out[where], lse[where] = exact, exact_lse
+            error[chunk] = host(xp.abs(xp.where(skipped, 0, plain.astype(np.float64) - exact)).max((1, 2)))
+            peak[chunk] = host(xp.abs(xp.where(skipped, 0, exact)).max((1, 2)))
+    factor = 3 if problem.softcap else 2
+    allowed = factor * error + ulp(peak, problem.out_dtype)
+    index = tuple(xp.asarray(x) for x in (blocks[:, :1], _rows(problem, blocks), blocks[:, 1:2]))
+    return Expected(inputs, blocks, index, xp.asarray(skip), out, (out == 0).all(-1), lse, error, allowed)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """The operands of n blocks. W keys are gathered for each, those outside a block's first..last visible key zeroed in V."""
+
+    q: object  # (n, 64, D) float32
+    k: object  # (n, W, D) float32
+    v: object  # (n, W, Dv) float32
+    rows: object  # (n, 64) int64
+    keys: object  # (n, W) int64
+    visible: object  # (n, 64, W) bool
+    head: object  # (n,)
+    batch: object  # (n,)
+
+
+def _attend(inputs: Inputs, tile: _Tile, dtype):
+    """(out (n, 64, Dv), lse (n, 64)): the reference if `dtype` is float64, plain with its roundings if it is float32."""
+    xp, problem = inputs.xp, inputs.problem
+    plain = dtype == np.float32
+    s = matmul(xp, tile.q.astype(dtype), xp.ascontiguousarray(tile.k.astype(dtype).transpose(0, 2, 1))) * dtype(inputs.scale)
+    if plain:
+        s = _as_operand(xp, s, problem.dtype)
+    if problem.softcap:
+        s = xp.tanh(s / dtype(problem.softcap)) * dtype(problem.softcap)
+    if inputs.alibi_slopes is not None:
+        slopes = inputs.alibi_slopes
+        slopes = slopes[tile.head] if slopes.ndim == 1 else slopes[tile.batch, tile.head]
+        distance = tile.rows[..., None] + (problem.seqlen_k - problem.seqlen_q) - tile.keys[:, None]
+        s = s - slopes.astype(dtype)[:, None, None] * xp.abs(distance).astype(dtype)
+    s = xp.where(tile.visible, s, dtype(-np.inf))
+    # The sink is one more column, with no value: it also keeps the maximum defined when there are no keys.
+    sink = xp.zeros((*s.shape[:2], 1), dtype)
+    sink += dtype(-np.inf) if inputs.sinks is None else inputs.sinks[tile.head].astype(dtype)[:, None, None]
+    s = xp.concatenate([s, sink], -1)
+    peak = s.max(-1, keepdims=True)
+    p = xp.exp(s - xp.where(peak == -np.inf, dtype(0), peak))
+    total = p.sum(-1, keepdims=True)
+    lse = xp.where(total == 0, dtype(-np.inf), peak + xp.log(xp.where(total == 0, dtype(1), total)))[..., 0]
+    p = p[..., :-1] / xp.where(total == 0, dtype(1), total)
+    if plain:
+        p = _as_operand(xp, p, problem.dtype)
+    out = matmul(xp, xp.ascontiguousarray(p), tile.v.astype(dtype))
+    return (rounded(xp, out, problem.out_dtype) if plain else out), lse
+
+
+def _as_operand(xp, array, dtype: str):
+    """S or P as plain holds it: rounded to the dtype. For fp32 moved by 4 to 8 ulps, up or down by its last bit: sums of 64 and
+    more terms are off by that, in an order of the kernel's own, and what one order is off by is no bound for another."""
+    if dtype == "fp32":
+        odd = (array.view(np.uint32) & 1).astype(np.float32)
+        return array * (odd * np.float32(2.0**-20) + np.float32(1 - 2.0**-21))
+    return rounded(xp, array, dtype)
+
+
+def _gather(inputs: Inputs, blocks: np.ndarray, first: np.ndarray, end: np.ndarray) -> _Tile:
+    xp, problem = inputs.xp, inputs.problem
+    width = int((end - first).max())
+    batch, head = xp.asarray(blocks[:, 0]), xp.asarray(blocks[:, 1])
+    rows = xp.asarray(_rows(problem, blocks))
+    keys = xp.asarray(first)[:, None] + xp.arange(width)
+    inside = keys < xp.asarray(end)[:, None]
+    row_first, row_end = visible_range(problem, rows)
+    visible = inside[:, None] & (keys[:, None] >= row_first[..., None]) & (keys[:, None] < row_end[..., None])
+
+    def take(array, at, heads, name):
+        return to_float32(bits(array, name)[batch[:, None], at, heads[:, None]].view(array.dtype), name)
+
+    q = take(inputs.q, rows, head, problem.dtype)
+    if width:
+        at = keys.clip(0, problem.seqlen_k - 1)
+        k, v = (take(array, at, head // problem.group, problem.kv_dtype) for array in (inputs.k, inputs.v))
+        v = xp.where(inside[..., None], v, np.float32(0))
+    else:
+        k, v = (xp.zeros((len(blocks), 0, d), np.float32) for d in (problem.head_dim, problem.head_dim_v))
+    return _Tile(q, k, v, rows, keys, visible, head, batch)
+
+
+def _rows(problem: Problem, blocks: np.ndarray) -> np.ndarray:
+    """(n, 64) int64: the rows of each block; the last one repeats where a block is not full."""
+    return np.minimum(blocks[:, 2:] * ROWS + np.arange(ROWS), problem.seqlen_q - 1)
+
+
+def _key_range(problem: Problem, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(first, end), each (n,): all keys that some row of the block sees. Both bounds grow with the row."""
+    rows = _rows(problem, blocks)
+    first, end = visible_range(problem, rows[:, 0])[0], visible_range(problem, rows[:, -1])[1]
+    return first, np.maximum(first, end)
+
+
+def _skipped(inputs: Inputs, blocks: np.ndarray) -> np.ndarray:
+    rows = blocks[:, 2:] * ROWS + np.arange(ROWS)
+    skip = rows >= inputs.problem.seqlen_q
+    if inputs.exempt is not None:
+        skip |= inputs.exempt[np.minimum(rows, inputs.problem.seqlen_q - 1)]
+    return skip
+
+
+def _chunks(problem: Problem, order: np.ndarray, widths: np.ndarray, budget: int):
+    """Slices of `order` (by growing width) whose gathered elements stay within `budget`."""
+    start = 0
+    while start < len(order):
+        stop = start + 1
+        each = 2 * ROWS + problem.head_dim + problem.head_dim_v
+        while stop < len(order) and (stop + 1 - start) * (int(widths[stop]) + ROWS) * each <= budget:
+            stop += 1
+        yield order[start:stop]
+        start = stop
