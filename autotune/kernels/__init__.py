@@ -1,0 +1,53 @@
+"""The kernels, in the order in which they are preferred."""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+from ..config import Config, ConfigError, parse_values
+from ..gpu import Gpu
+from ..problem import Problem
+from .base import Kernel
+from .forward_mma import ForwardMma
+from .forward_simt import ForwardSimt
+
+KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (ForwardMma(), ForwardSimt())}
+
+
+def kernel_of(config: Config) -> Kernel:
+    return KERNELS[config.kernel]
+
+
+def candidates(problem: Problem, gpu: Gpu) -> list[Kernel]:
+    """The kernels that can serve `problem` on `gpu`, preferred first."""
+    return [kernel for kernel in KERNELS.values() if kernel.reject(problem, gpu) is None]
+
+
+def refusals(problem: Problem, gpu: Gpu) -> dict[str, str]:
+    """Kernel name -> why it cannot serve `problem` on `gpu`."""
+    return {kernel.name: reason for kernel in KERNELS.values() if (reason := kernel.reject(problem, gpu))}
+
+
+def default_config(problem: Problem, gpu: Gpu) -> Config:
+    """The config for when nothing is known. Raises `ConfigError` with every kernel's reason if none can serve."""
+    for kernel in candidates(problem, gpu):
+        return kernel.default(problem, gpu)
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals(problem, gpu).items())
+    raise ConfigError(f"no kernel can serve {problem} on {gpu.name}: {reasons}")
+
+
+def config_from_dict(raw: Mapping[str, object], where: str) -> Config:
+    """A config from its YAML form. Raises `ConfigError` unless every value is a legal one of a declared parameter."""
+    if not isinstance(raw, Mapping) or not all(isinstance(name, str) for name in raw):
+        raise ConfigError(f"{where}: a config is a mapping of parameter names to values")
+    values = dict(raw)
+    name = values.pop("kernel", None)
+    if not isinstance(name, str) or name not in KERNELS:
+        raise ConfigError(f"{where}: kernel is {name!r}; known are {', '.join(KERNELS)}")
+    return KERNELS[name].typed_config(values, where)
+
+
+def config_from_text(text: str) -> Config:
+    """A config from its one-line form. Raises `ConfigError` as `config_from_dict` does."""
+    kernel, values = parse_values(text)
+    return config_from_dict({"kernel": kernel, **values}, f"config {text!r}")

@@ -1,0 +1,84 @@
+"""What all forward kernels share: the arguments of a call and the checks that any of them makes."""
+
+from __future__ import annotations
+
+from ..config import Config, Parameter
+from ..gpu import Gpu
+from ..problem import Problem
+from .base import Field, Kernel
+
+# Codes of the sink logits' dtype in Params.sink_dtype.
+SINK_DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
+
+UNBOUNDED = 2**30  # a window side that hides nothing
+
+POINTERS = ("q", "k", "v", "out", "lse", "sinks")
+TENSORS = ("q", "k", "v", "out")
+
+FORWARD_FIELDS = (
+    Field("const Element*", "q", "(batch, seqlen_q, heads_q, head_dim)"),
+    Field("const Element*", "k", "(batch, seqlen_k, heads_kv, head_dim)"),
+    Field("const Element*", "v", "(batch, seqlen_k, heads_kv, head_dim_v)"),
+    Field("Element*", "out", "(batch, seqlen_q, heads_q, head_dim_v)"),
+    Field("float*", "lse", "(batch, heads_q, seqlen_q), or null"),
+    Field("const void*", "sinks", "(heads_q), or null"),
+    *(Field("long long", f"{tensor}_{axis}_stride") for tensor in TENSORS for axis in ("batch", "row", "head")),
+    Field("int", "batch"),
+    Field("int", "heads_q"),
+    Field("int", "group", "query heads per key/value head"),
+    Field("int", "seqlen_q"),
+    Field("int", "seqlen_k"),
+    Field("int", "window_left"),
+    Field("int", "window_right"),
+    Field("int", "sink_dtype"),
+    Field("float", "scale_log2", "softmax scale * log2(e), above 0"),
+)
+
+LOG2E = 1.4426950408889634
+ELEMENTS = {"bf16": "bf16", "fp16": "fp16", "fp32": "float"}
+
+
+class ForwardKernel(Kernel):
+    """Base of the forward kernels."""
+
+    aligned: bool  # needs 16-byte aligned bases and strides that are multiples of 16 bytes
+    dtypes: tuple[str, ...]
+
+    def reject(self, problem: Problem, gpu: Gpu) -> str | None:
+        if problem.op != "forward":
+            return f"it computes forward problems, not {problem.op}"
+        if gpu.arch < self.min_arch:
+            return f"it needs compute capability {self.min_arch / 10}, the GPU has {gpu.arch / 10}"
+        if problem.dtype not in self.dtypes:
+            return f"it computes {', '.join(self.dtypes)}, not {problem.dtype}"
+        if problem.kv_dtype != problem.dtype or problem.out_dtype != problem.dtype:
+            return "keys, values and output must have the dtype of the queries"
+        if problem.kv != "dense":
+            return f"it reads dense keys and values, not {problem.kv} ones"
+        for feature in ("softcap", "alibi"):
+            if getattr(problem, feature):
+                return f"it has no {feature}"
+        return None
+
+    def arguments(self, problem: Problem, config: Config, scale: float, sink_dtype: int = 0) -> tuple:
+        """The scalar fields of Params, in order, for exact (not bucketed) sizes.
+
+        They follow 6 pointers (q, k, v, out, lse, sinks; 0 for none) and 12 strides in elements (q, k, v, out by batch,
+        row, head). `scale` multiplies scores and must be above 0.
+        """
+        return self.call_values(problem, scale, sink_dtype) + self.launch_values(config)
+
+    def call_values(self, problem: Problem, scale: float, sink_dtype: int) -> tuple:
+        """The part of `arguments` that depends on the call."""
+        left = UNBOUNDED if problem.window_left is None else min(problem.window_left, UNBOUNDED)
+        right = UNBOUNDED if problem.window_right is None else min(problem.window_right, UNBOUNDED)
+        return (problem.batch, problem.heads_q, problem.group, problem.seqlen_q, problem.seqlen_k, left, right, sink_dtype,
+                scale * LOG2E)
+
+    def launch_values(self, config: Config) -> tuple:
+        """The part of `arguments` that depends on the config."""
+        return tuple(int(config[p.name]) for p in self.parameters if self.is_field(p))
+
+    def is_field(self, parameter: Parameter) -> bool:
+        """Whether a launch parameter is a member of Params (the others are properties of the launch)."""
+        return any(field.name == parameter.name for field in self.fields[len(FORWARD_FIELDS):])

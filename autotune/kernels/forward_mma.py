@@ -1,0 +1,174 @@
+"""`forward_mma`: forward attention on tensor cores with mma.sync, for sm_80 and later."""
+
+from __future__ import annotations
+
+import math
+from typing import Mapping
+
+from ..config import Config, Parameter, Value
+from ..gpu import Gpu
+from ..problem import Problem, Static
+from .base import Field, Step
+from .forward import FORWARD_FIELDS, ForwardKernel
+
+WARP_SIZE = 32
+PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
+MAX_REGISTERS = 255
+
+
+def rows_per_warp(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    rows = v["block_m"] / v["num_warps"]
+    if rows not in (16, 32):
+        return f"each warp would own {rows:g} query rows; it can own 16 or 32"
+    return None
+
+
+def overlap_needs_stages(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    if v["overlap"] and v["num_stages"] < 2:
+        return "overlap needs num_stages of at least 2, because the next K and this V are in use at once"
+    return None
+
+
+def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    smem = smem_bytes(static, v)
+    if smem > gpu["smem_per_block_bytes"]:
+        return f"it requests {smem} bytes of shared memory; a block of {gpu.name} can have {gpu['smem_per_block_bytes']}"
+    blocks = v["min_blocks_per_sm"]
+    if blocks * (smem + gpu["smem_reserved_bytes"]) > gpu["smem_per_sm_bytes"]:
+        return f"{blocks} blocks of {smem} bytes exceed the {gpu['smem_per_sm_bytes']} bytes of shared memory of an SM"
+    return None
+
+
+def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    threads = v["num_warps"] * WARP_SIZE
+    if v["min_blocks_per_sm"] * threads > gpu["threads_per_sm"]:
+        return f"{v['min_blocks_per_sm']} blocks of {threads} threads exceed the {gpu['threads_per_sm']} of an SM"
+    limit = min(MAX_REGISTERS, gpu["registers_per_sm"] // (threads * v["min_blocks_per_sm"]) // 8 * 8)
+    need = live_registers(static, v)
+    if need > limit:
+        return f"about {need} registers a thread are live at once; {limit} are available"
+    return None
+
+
+def live_registers(static: Static, v: Mapping[str, Value]) -> int:
+    """Registers that the tiles of one thread take, plus what addresses, statistics and fragments in flight need at the
+    least. An estimate from below: ptxas has the last word, and a spill is a failure."""
+    tiles_m = v["block_m"] // v["num_warps"] // 16
+    scores = tiles_m * v["block_n"] // 8 * 4
+    output = tiles_m * math.ceil(static.head_dim_v / 16) * 2 * 4
+    q = tiles_m * math.ceil(static.head_dim / 16) * 4 if v["q_in_registers"] else 0
+    return output + scores * (2 if v["overlap"] else 1) + q + 24
+
+
+def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
+    def tile(rows: int, columns: int) -> int:
+        return rows * math.ceil(columns / PANEL) * PANEL * 2
+
+    rows = max(tile(v["block_m"], static.head_dim), tile(v["block_m"], static.head_dim_v))
+    stages = v["num_stages"] * (tile(v["block_n"], static.head_dim) + tile(v["block_n"], static.head_dim_v))
+    return max(rows, stages) if v["q_in_registers"] else rows + stages
+
+
+class ForwardMma(ForwardKernel):
+    name = "forward_mma"
+    template = "forward_mma.cu.j2"
+    summary = "tensor cores through mma.sync, fp16 and bf16"
+    min_arch = 80
+    aligned = True
+    dtypes = ("bf16", "fp16")
+    parameters = (
+        Parameter("block_m", (64, 128, 256), "compile", "query rows of a block"),
+        Parameter("block_n", (32, 48, 64, 80, 96, 112, 128), "compile", "keys of a tile"),
+        Parameter("num_warps", (4, 8), "compile", "warps of a block"),
+        Parameter("num_stages", (1, 2, 3, 4), "compile", "buffers of K and V; 1: K loads while V is used and the other way round"),
+        Parameter("q_in_registers", (False, True), "compile", "keep Q in registers, and lend its shared memory to K and V"),
+        Parameter("overlap", (False, True), "compile", "multiply the next Q K^T while softmax works on this one"),
+        Parameter("rescale_slack", (-1, 0, 8), "compile",
+                  "rescale O when a row maximum grows by more than this (log2); -1: at every tile"),
+        Parameter("min_blocks_per_sm", (1, 2, 3), "compile", "blocks per SM that the register allocator makes room for"),
+        Parameter("smem_bytes", (), "compile", "dynamic shared memory that the launch requests", derived=True),
+        Parameter("longest_first", (True, False), "launch", "start the last query rows first"),
+        Parameter("head_group", (1, 2, 4, 8, 16, 32, 64), "launch", "heads that run together, to share L2"),
+        Parameter("smem_carveout", (-1, 100), "launch", "percent of L1 set aside as shared memory; -1: the driver's choice"),
+    )
+    rules = (rows_per_warp, overlap_needs_stages, shared_memory, registers)
+    fields = FORWARD_FIELDS + (Field("int", "head_group"), Field("int", "longest_first"))
+
+    def reject(self, problem: Problem, gpu: Gpu) -> str | None:
+        for name in ("head_dim", "head_dim_v"):
+            value = getattr(problem, name)
+            if value % 8 or not 16 <= value <= 256:
+                return f"{name} is {value}; it takes multiples of 8 from 16 to 256"
+        return super().reject(problem, gpu)
+
+    def derive(self, static: Static, values: Mapping[str, Value]) -> dict[str, Value]:
+        return {"smem_bytes": smem_bytes(static, values)}
+
+    def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
+        values = [("int", "HEAD_DIM", static.head_dim), ("int", "HEAD_DIM_V", static.head_dim_v)]
+        for parameter in self.parameters:
+            if parameter.kind == "compile":
+                value = config[parameter.name]
+                values.append(("bool" if isinstance(value, bool) else "int", parameter.name.upper(), value))
+        return values
+
+    def default(self, problem: Problem, gpu: Gpu) -> Config:
+        """The tile that FlashAttention-2 ships for mma.sync (csrc/flash_attn/src/flash_fwd_launch_template.h): D to 64
+        128 x 128, D to 128 128 x 64 (causal on 99 KB parts 64 x 64), above 64 x 64 on Hopper and small parts and
+        128 x 64 with 8 warps on A100; one buffer each of K and V. Shrunk where a GPU cannot hold it."""
+        small = gpu["smem_per_sm_bytes"] < 128 * 1024
+        head_dim = max(problem.head_dim, problem.head_dim_v)
+        if head_dim <= 64:
+            tile = dict(block_m=128, block_n=128, num_warps=4)
+        elif head_dim <= 128:
+            tile = dict(block_m=64 if small and problem.causal else 128, block_n=64, num_warps=4)
+        elif gpu.arch == 80:
+            tile = dict(block_m=128, block_n=64, num_warps=8)
+        else:
+            tile = dict(block_m=64, block_n=64, num_warps=4)
+        values = dict(tile, num_stages=1, q_in_registers=False, overlap=False, rescale_slack=-1, min_blocks_per_sm=1,
+                      longest_first=True, head_group=1, smem_carveout=-1)
+        config = self.config(problem.static, values)
+        if self.illegal(problem.static, config, gpu):
+            config = self.config(problem.static, dict(values, block_m=64, block_n=32, num_warps=4))
+        return config
+
+    def plan(self, problem: Problem, config: Config) -> list[Step]:
+        blocks = math.ceil(problem.seqlen_q / config["block_m"]) * problem.heads_q * problem.batch
+        return [Step(self.name, blocks, config["num_warps"] * WARP_SIZE, config["smem_bytes"], config["smem_carveout"])]
+
+    def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
+        """Time of the busiest unit, stretched by the last wave and by what too few warps cannot hide.
+
+        Per SM and tile of block_m x block_n: tensor cores, operand reads from shared memory (128 bytes a clock), and exp2
+        on the special function unit; then HBM over all. Rates from gpus.yaml.
+        """
+        threads = config["num_warps"] * WARP_SIZE
+        blocks_per_sm = max(1, min(gpu["registers_per_sm"] // (threads * max(registers, 24)),
+                                   gpu["smem_per_sm_bytes"] // (config["smem_bytes"] + gpu["smem_reserved_bytes"]),
+                                   gpu["threads_per_sm"] // threads, gpu["blocks_per_sm"]))
+        m, n, d, dv = config["block_m"], config["block_n"], problem.head_dim, problem.head_dim_v
+        warp_m = m // config["num_warps"]
+        mma = 2 * m * n * (d + dv) / gpu["mma_flops_per_clock_sm"]
+        q_bytes = 0 if config["q_in_registers"] else m * d * 2
+        smem = (q_bytes + m / warp_m * n * (d + dv) * 2 + 2 * n * (d + dv)) / 128
+        exp = m * n / gpu["exp_per_clock_sm"]
+        vector = m * n * 8 / (gpu["fma_flops_per_clock_sm"] / 2) + (0 if config["rescale_slack"] >= 0 else m * dv / 128)
+        warps = blocks_per_sm * config["num_warps"]
+        hidden = min(1.0, (warps / 4 + (0.7 if config["overlap"] else 0) + 0.2 * (config["num_stages"] > 1)) / 4)
+        clocks = max(mma, smem, exp) + (1 - hidden) * (mma + exp + vector - max(mma, exp))
+        tiles = _visited_tiles(problem, m, n)
+        heads = problem.batch * problem.heads_q
+        waves = math.ceil(math.ceil(problem.seqlen_q / m) * heads / (gpu.sms * blocks_per_sm))
+        tail = 1 + 0.5 / waves
+        compute_us = tiles * heads * (clocks + 60) / gpu.sms / gpu["sm_clock_mhz"] * tail
+        memory_us = problem.compulsory_bytes / gpu["bandwidth_gb_s"] * 1e-3
+        return max(compute_us, memory_us) + 3.0
+
+
+def _visited_tiles(problem: Problem, block_m: int, block_n: int) -> float:
+    """(row block, key tile) pairs of one head that a kernel loads: visible area plus half a tile along each mask edge."""
+    rows = math.ceil(problem.seqlen_q / block_m) * block_m
+    edges = sum(bound is not None for bound in (problem.window_left, problem.window_right))
+    area = problem.visible_pairs * rows / max(problem.seqlen_q, 1) + edges * rows * (block_m + block_n) / 2
+    return min(area, rows * math.ceil(problem.seqlen_k / block_n) * block_n) / (block_m * block_n)

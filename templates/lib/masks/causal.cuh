@@ -1,0 +1,15 @@
+// Bottom-right causal: row i sees key j iff j <= i + seqlen_k - seqlen_q.
+struct Mask {
+    int seqlen_k, offset;
+    DEVICE Mask(const Params& p) : seqlen_k(p.seqlen_k), offset(p.seqlen_k - p.seqlen_q) {}
+    // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
+    DEVICE int key_begin(int row_begin) const { return 0; }
+    DEVICE int key_end(int row_end) const { return max_of(0, row_end + offset); }
+    // Keys inside [shared_begin, shared_end) are seen by all of them.
+    DEVICE int shared_begin(int row_end) const { return 0; }
+    DEVICE int shared_end(int row_begin) const { return max_of(0, row_begin + offset + 1); }
+    // Row `row` sees keys [row_begin, row_end).
+    static constexpr bool HAS_ROW_BEGIN = false;
+    DEVICE int row_begin(int row) const { return 0; }
+    DEVICE int row_end(int row) const { return row + offset + 1; }
+};

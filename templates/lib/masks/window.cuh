@@ -1,0 +1,18 @@
+// A window, inclusive on both sides: row i sees key j iff i + offset - left <= j <= i + offset + right, with
+// offset = seqlen_k - seqlen_q. The host passes bounds of at most 2^30, which stands for "unbounded"; causal is right = 0.
+struct Mask {
+    int seqlen_k, offset, left, right;
+    DEVICE Mask(const Params& p)
+        : seqlen_k(p.seqlen_k), offset(p.seqlen_k - p.seqlen_q), left(p.window_left), right(p.window_right) {}
+    // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
+    DEVICE int key_begin(int row_begin) const { return clamp(i64(row_begin) + offset - left); }
+    DEVICE int key_end(int row_end) const { return clamp(i64(row_end) + offset + right); }
+    // Keys inside [shared_begin, shared_end) are seen by all of them.
+    DEVICE int shared_begin(int row_end) const { return clamp(i64(row_end) - 1 + offset - left); }
+    DEVICE int shared_end(int row_begin) const { return clamp(i64(row_begin) + 1 + offset + right); }
+    // Row `row` sees keys [row_begin, row_end).
+    static constexpr bool HAS_ROW_BEGIN = true;
+    DEVICE int row_begin(int row) const { return clamp(i64(row) + offset - left); }
+    DEVICE int row_end(int row) const { return clamp(i64(row) + offset + right + 1); }
+    DEVICE int clamp(i64 key) const { return int(min_of<i64>(max_of<i64>(key, 0), seqlen_k)); }
+};

@@ -1,0 +1,81 @@
+// Online softmax over C fragments of scores. Each lane holds two rows a fragment: index 0 is row c_row(), 1 is c_row() + 8.
+//
+// The running maximum is kept in units of raw scores; p = exp2(s * scale_log2 - maximum * scale_log2) is one fused
+// multiply-add and one exp2. Row sums stay partial in each lane and are added up once, at the end.
+template <int TILES_M> struct RowStatistics {
+    float maximum[TILES_M][2], sum[TILES_M][2];
+    DEVICE RowStatistics() {
+#pragma unroll
+        for (int m = 0; m < TILES_M; ++m) maximum[m][0] = maximum[m][1] = -INF, sum[m][0] = sum[m][1] = 0;
+    }
+};
+
+template <int TILES_N> DEVICE float fragment_row_max(const float (&s)[TILES_N][4], int half) {
+    float x = max_of(s[0][half * 2], s[0][half * 2 + 1]);
+#pragma unroll
+    for (int n = 1; n < TILES_N; ++n) x = max_of(x, max_of(s[n][half * 2], s[n][half * 2 + 1]));
+    return row_max(x);
+}
+
+// Replaces scores by probabilities relative to the running maximum, and brings `o` and the sums to that maximum.
+//
+// RESCALE_SLACK < 0 does so at every tile. Otherwise the maximum moves, and o is rescaled, only when it has grown by more
+// than RESCALE_SLACK (a power of two) in some row of the warp: probabilities then reach at most 2^RESCALE_SLACK, and the
+// division at the end makes the result exact again. ROWS_MAY_BE_EMPTY guards rows that have seen no key so far.
+template <int RESCALE_SLACK, bool ROWS_MAY_BE_EMPTY, int TILES_M, int TILES_N, int TILES_V>
+DEVICE void softmax_tile(float (&s)[TILES_M][TILES_N][4], float (&o)[TILES_M][TILES_V][4], RowStatistics<TILES_M>& rows,
+                         float scale_log2) {
+    float maximum[TILES_M][2];
+    bool grown = false;
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            maximum[m][half] = max_of(rows.maximum[m][half], fragment_row_max(s[m], half));
+            grown |= (maximum[m][half] - rows.maximum[m][half]) * scale_log2 > RESCALE_SLACK;
+        }
+    if (RESCALE_SLACK < 0 || any_in_warp(grown)) {
+#pragma unroll
+        for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float reference = ROWS_MAY_BE_EMPTY && maximum[m][half] == -INF ? 0 : maximum[m][half];
+                float factor = exp2_approx((rows.maximum[m][half] - reference) * scale_log2);
+                rows.maximum[m][half] = maximum[m][half];
+                rows.sum[m][half] *= factor;
+#pragma unroll
+                for (int v = 0; v < TILES_V; ++v) o[m][v][half * 2] *= factor, o[m][v][half * 2 + 1] *= factor;
+            }
+    }
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float reference = ROWS_MAY_BE_EMPTY && rows.maximum[m][half] == -INF ? 0 : rows.maximum[m][half] * scale_log2;
+#pragma unroll
+            for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+                for (int i = half * 2; i < half * 2 + 2; ++i) {
+                    s[m][n][i] = exp2_approx(s[m][n][i] * scale_log2 - reference);
+                    rows.sum[m][half] += s[m][n][i];
+                }
+        }
+}
+
+// Sets the scores of hidden keys to -inf. `row` and `key` are those of the first element of the fragments. Bounds are made
+// relative to this lane's first column, so that each element is compared with a constant.
+template <int TILES_M, int TILES_N>
+DEVICE void mask_scores(float (&s)[TILES_M][TILES_N][4], const Mask& mask, int row, int key) {
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int r = row + m * 16 + half * 8 + c_row();
+            const int begin = mask.row_begin(r) - key - c_column(), end = mask.row_end(r) - key - c_column();
+#pragma unroll
+            for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    if (n * 8 + i >= end || (Mask::HAS_ROW_BEGIN && n * 8 + i < begin)) s[m][n][half * 2 + i] = -INF;
+        }
+}
