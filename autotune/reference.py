@@ -103,7 +103,7 @@ def _attend(inputs: Inputs, tile: _Tile, dtype):
     plain = dtype == np.float32
     s = matmul(xp, tile.q.astype(dtype), xp.ascontiguousarray(tile.k.astype(dtype).transpose(0, 2, 1))) * dtype(inputs.scale)
     if plain:
-        s = _as_operand(xp, s, problem.dtype)
+        s = _plain_scores(xp, s, tile, inputs)
     if problem.softcap:
         s = xp.tanh(s / dtype(problem.softcap)) * dtype(problem.softcap)
     if inputs.alibi_slopes is not None:
@@ -122,18 +122,28 @@ def _attend(inputs: Inputs, tile: _Tile, dtype):
     lse = xp.where(total == 0, dtype(-np.inf), peak + xp.log(xp.where(total == 0, dtype(1), total)))[..., 0]
     p = p[..., :-1] / xp.where(total == 0, dtype(1), total)
     if plain:
-        p = _as_operand(xp, p, problem.dtype)
+        p = _plain_weights(xp, p, problem.dtype)
     out = matmul(xp, xp.ascontiguousarray(p), tile.v.astype(dtype))
     return (rounded(xp, out, problem.out_dtype) if plain else out), lse
 
 
-def _as_operand(xp, array, dtype: str):
-    """S or P as plain holds it: rounded to the dtype. For fp32 moved by 4 to 8 ulps, up or down by its last bit: sums of 64 and
-    more terms are off by that, in an order of the kernel's own, and what one order is off by is no bound for another."""
-    if dtype == "fp32":
-        odd = (array.view(np.uint32) & 1).astype(np.float32)
-        return array * (odd * np.float32(2.0**-20) + np.float32(1 - 2.0**-21))
-    return rounded(xp, array, dtype)
+def _plain_scores(xp, s, tile: _Tile, inputs: Inputs):
+    """S in the dtype. For fp32, which sums 64 and more products in an order of the kernel's own, off by 4 ulps of what the
+    products may add up to: the error that numpy's order happens to have is no bound for another."""
+    if inputs.problem.dtype != "fp32":
+        return rounded(xp, s, inputs.problem.dtype)
+    lengths = [xp.sqrt((x * x).sum(-1)) for x in (tile.q, tile.k)]
+    return s + _sign(s) * (lengths[0][:, :, None] * lengths[1][:, None] * np.float32(inputs.scale * 2.0**-22))
+
+
+def _plain_weights(xp, p, dtype: str):
+    """P in the dtype; for fp32 off by 4 to 8 ulps, as the sums that it enters are."""
+    return p * (1 + _sign(p) * np.float32(2.0**-21)) if dtype == "fp32" else rounded(xp, p, dtype)
+
+
+def _sign(array):
+    """-1 or 1 by the last bit of float32 numbers."""
+    return (array.view(np.uint32) & 1).astype(np.float32) * 2 - 1
 
 
 def _gather(inputs: Inputs, blocks: np.ndarray, first: np.ndarray, end: np.ndarray) -> _Tile:
