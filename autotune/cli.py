@@ -17,12 +17,11 @@ from . import __version__
 # In the order in which a newcomer meets them. Each is a module of `commands` with SUMMARY, add_arguments(parser), run(args).
 COMMANDS = ("tune", "lookup", "source", "verify", "bench", "build", "db", "gpus", "doctor")
 
-# Errors whose message is a sentence for the user. Anything else is a bug and keeps its traceback.
-USER_ERRORS = (
-    ("problem", "ProblemError"), ("config", "ConfigError"), ("gpu", "GpuError"), ("models", "ModelError"),
-    ("compile", "CompileError"), ("compile", "CompilerMissing"), ("database", "DatabaseError"), ("bench", "BenchError"),
-    ("commands.common", "UsageError"),
-)
+# Errors of this package whose message is a sentence for the user. Anything else is a bug and keeps its traceback.
+USER_ERRORS = frozenset((
+    "AttentionError", "BenchError", "CacheError", "CompileError", "CompilerMissing", "ConfigError", "DatabaseError", "GpuError",
+    "LaunchError", "ModelError", "NoKernelError", "ProblemError", "RecordError", "ToolMissing", "UsageError", "WorkerError",
+))
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,9 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def is_user_error(error: Exception) -> bool:
-    """Whether `error` is one whose message is meant for the user."""
-    names = {(f"{__package__}.{module}", name) for module, name in USER_ERRORS}
-    return any((cls.__module__, cls.__name__) in names for cls in type(error).__mro__)
+    """Whether `error` is one whose message is meant for the user. By name, so that no module is loaded to ask."""
+    return any(cls.__module__.startswith(f"{__package__}.") and cls.__name__ in USER_ERRORS for cls in type(error).__mro__)
 
 
 def _one_line(error: Exception) -> str:

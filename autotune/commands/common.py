@@ -62,6 +62,15 @@ def gpu_or_stand_in(name: str | None) -> tuple[Gpu, bool]:
     return gpu, False
 
 
+def needed_gpu(why: str) -> Gpu:
+    """The GPU at hand. Raises `UsageError` with `why` one is needed if there is none."""
+    try:
+        return detect()
+    except GpuError as error:
+        reason = str(error).split(". `nvidia-smi`")[0].removeprefix("no GPU can be used: ")
+        raise UsageError(f"{why}, and no GPU can be used here: {reason}. `autotune doctor` says what is missing") from None
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Columns of text, the first left-aligned, numbers right-aligned, two spaces apart."""
     cells = [[str(cell) for cell in row] for row in rows]

@@ -1,0 +1,19 @@
+# Thin names for scripts/run, which does all set-up.
+.PHONY: tune test bench lint generated
+
+tune:
+	sh scripts/run tune --model llama-3-8b
+
+test:
+	sh scripts/run test
+
+bench:
+	sh scripts/run bench --model llama-3-8b --against sdpa-flash
+
+lint:
+	sh scripts/run doctor
+	.venv/bin/python -m pip install --quiet ruff
+	.venv/bin/python -m ruff check .
+
+generated:
+	sh scripts/run build

@@ -1,0 +1,34 @@
+"""Writes generated/: the source of every record that ships, one file for each distinct body. Needs no GPU.
+
+With --check it writes nothing and says what differs from templates/ and tuning_db/; exit code 1 if anything does.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from .common import UsageError
+
+SUMMARY = "write generated/ from templates/ and tuning_db/"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--check", action="store_true", help="write nothing, say what differs")
+
+
+def run(args: argparse.Namespace) -> int:
+    from .. import build, database
+
+    root = database.shipped_root()
+    if root.name != "tuning_db":
+        raise UsageError(f"build writes a checkout's generated/, but autotune is installed in {root.parent}; run it from a checkout")
+    folder = root.parent / "generated"
+    if args.check:
+        differences = build.check(folder, root)
+        for difference in differences:
+            print(difference)
+        print(f"{len(differences)} differences; `autotune build` mends them" if differences else "generated/ is up to date")
+        return 1 if differences else 0
+    for path in build.write(folder, root):
+        print(path)
+    return 0

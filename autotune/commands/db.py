@@ -1,0 +1,107 @@
+"""Looks into the tuning database: your own folder first, then the one that ships. Writes nothing.
+
+list   one line for each record
+show   everything about the records of one problem
+check  whether every entry is legal and, as far as this NVRTC can tell, current;
+       exit code 1 if one is stale, 2 if a file or an entry cannot be used
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ..problem import Problem
+from .common import UsageError, add_problem, microseconds, table, tflops
+
+SUMMARY = "list, show or check tuning records"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=type(parser))
+    listing = actions.add_parser("list", help="one line for each record")
+    listing.add_argument("--gpu", metavar="NAME", help="only records of this GPU")
+    add_problem(actions.add_parser("show", help="everything about the records of one problem"))
+    checking = actions.add_parser("check", help="whether every entry is legal and current")
+    checking.add_argument("path", nargs="*", type=Path, help="database files or folders (default: the whole search path)")
+
+
+def run(args: argparse.Namespace) -> int:
+    return {"list": _list, "show": _show, "check": _check}[args.action](args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from .. import database
+
+    rows = []
+    for path, record in database.all_records():
+        if args.gpu in (None, record.gpu.name):
+            rows.append((record.problem, record.gpu.name, record.evidence, microseconds(record.time_us), tflops(record.problem, record.time_us),
+                         record.config, _whose(path)))
+    if rows:
+        print(table(("problem", "gpu", "evidence", "us", "TFLOP/s", "config", "database"), rows))
+    else:
+        print("no records" + (f" of {args.gpu}" if args.gpu else "") + "; `autotune tune --model llama-3-8b` makes some")
+    return _complain(path for root in database.search_path() for path in database.paths(root))
+
+
+def _show(args: argparse.Namespace) -> int:
+    import yaml
+
+    from .. import database
+
+    problem = Problem.parse(args.problem)
+    found = [(path, record) for path, record in database.all_records() if record.problem == problem]
+    for path, record in found:
+        print(f"# {path}")
+        print(yaml.safe_dump({problem.text: record.as_entry()}, sort_keys=False, default_flow_style=None, width=120))
+    if not found:
+        raise UsageError(f"no record of {problem}; `autotune db list` shows what there is, "
+                         f"`autotune tune --problem {problem}` makes one, `autotune lookup {problem}` says what serves it")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from .. import database
+
+    files = _files(args.path)
+    if unusable := _complain(files):
+        return unusable
+    stale = database.check(files)
+    for sentence in stale:
+        print(sentence)
+    count = sum(len(database.read(path).records) for path in files)
+    print(f"{count} records in {len(files)} files: " + (f"{len(stale)} need attention" if stale else "all legal and current"))
+    return 1 if stale else 0
+
+
+def _files(given: list[Path]) -> list[Path]:
+    from .. import database
+
+    if not given:
+        return [path for root in database.search_path() for path in database.paths(root)]
+    for path in given:
+        if not path.exists():
+            raise UsageError(f"{path} does not exist; name a database file or a folder such as {database.shipped_root()}")
+    return [file for path in given for file in (database.paths(path) if path.is_dir() else [path])]
+
+
+def _complain(files) -> int:
+    """Says on stderr which files and entries cannot be used; 2 if there is one, else 0."""
+    from .. import database
+
+    code = 0
+    for path in files:
+        file = database.read(path)
+        reasons = [file.error] if file.error else [f"{path}: {bad.problem}: {bad.reason}" for bad in file.quarantined]
+        for reason in reasons:
+            print(f"autotune db: {reason}", file=sys.stderr)
+            code = 2
+    return code
+
+
+def _whose(path: Path) -> str:
+    from .. import database
+
+    return "user" if path.is_relative_to(database.user_root()) else "shipped"

@@ -1,0 +1,49 @@
+"""Says which configuration serves a problem on a GPU, where it comes from, and how sure that is. Needs no GPU with --gpu."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..gpu import resolve
+from ..problem import Problem
+from .common import add_gpu, add_problem, microseconds, tflops
+
+SUMMARY = "which configuration serves a problem, and why"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_problem(parser)
+    add_gpu(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    problem = Problem.parse(args.problem)
+    gpu = resolve(args.gpu)
+    from ..lookup import lookup
+
+    match = _confirmed(lookup(problem, gpu))
+    rows = [("problem", problem), ("gpu", f"{gpu.title} (sm_{gpu.arch}, {gpu.sms} SMs)"), ("config", match.config),
+            ("match", f"{match.tier}, {match.evidence}")]
+    if match.record:
+        rows += _record_rows(match.record)
+    for name, value in [*rows, ("why", match.why)]:
+        print(f"{name:<9}{value}")
+    return 0
+
+
+def _confirmed(match):
+    """`match` with its evidence checked against what its config compiles to here, where there is a compiler."""
+    from .. import compile
+
+    try:
+        return match.confirmed(compile.build(match.problem.static, match.config, match.gpu))
+    except compile.CompilerMissing:
+        return match
+
+
+def _record_rows(record) -> list[tuple[str, str]]:
+    rows = [("record", record.problem.text),
+            ("time", f"{microseconds(record.time_us)} us, {tflops(record.problem, record.time_us)} TFLOP/s ({record.evidence})")]
+    if record.default_time_us:
+        rows.append(("default", f"{microseconds(record.default_time_us)} us with {record.default_config}"))
+    return rows + [("tie", f"{microseconds(time_us)} us with {config}") for config, time_us in record.ties]

@@ -1,0 +1,72 @@
+"""Finds the fastest correct configuration for each problem and records it. What was measured before is not measured again.
+
+Without a GPU it compiles and ranks the legal configurations for a GPU of the catalogue by an estimate and records them as
+predicted. Ctrl-C keeps what was measured; the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ..gpu import Gpu
+from ..problem import EXAMPLE
+from .common import UsageError, add_gpu, gpu_or_stand_in, microseconds, problems_of, table, tflops
+
+SUMMARY = "find and record the best configuration of problems or of a whole model"
+EFFORTS = ("quick", "full")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", metavar="NAME", help="every problem of a model, such as llama-3-8b")
+    what.add_argument("--problem", metavar="TEXT", action="append", help=f"one problem, such as {EXAMPLE}; may stand several times")
+    add_gpu(parser)
+    parser.add_argument("--effort", choices=EFFORTS, default="quick", help="quick: about a minute a problem; full: most of the space")
+    parser.add_argument("--db", choices=("user", "checkout"), default="user",
+                        help="where winners are recorded: your own database, or this checkout's tuning_db/ (for maintainers)")
+
+
+def run(args: argparse.Namespace) -> int:
+    problems = problems_of(args.problem or (), args.model)
+    gpu, at_hand = gpu_or_stand_in(args.gpu)
+    from .. import compile, database, kernels, tuner
+
+    for problem in problems:  # say what cannot be done before anything is written
+        kernels.default_config(problem, gpu)
+    compile.nvrtc_version()
+    root = database.user_root() if args.db == "user" else checkout_root()
+    records = tuner.tune(problems, gpu=gpu, effort=args.effort, root=root)
+    print(report(records))
+    print(next_steps(records[0].problem if records else problems[0], gpu, at_hand, args.db))
+    return 0 if len(records) == len(problems) else 1
+
+
+def checkout_root():
+    """The tuning_db/ folder of the checkout that this package runs from. Raises `UsageError` for an installed package."""
+    from .. import database
+
+    root = database.shipped_root()
+    if root.name != "tuning_db":
+        raise UsageError(f"--db checkout writes to a checkout's tuning_db/, but autotune is installed in {root.parent}; "
+                         "run it from a checkout, or leave --db out")
+    return root
+
+
+def report(records) -> str:
+    """A table of what was found: one row for each record."""
+    rows = [(r.problem, microseconds(r.time_us), tflops(r.problem, r.time_us), _gain(r), r.evidence, r.config) for r in records]
+    return table(("problem", "us", "TFLOP/s", "over default", "evidence", "config"), rows)
+
+
+def next_steps(problem, gpu: Gpu, at_hand: bool, db: str) -> str:
+    """The commands to try next."""
+    suffix = "" if at_hand else f" --gpu {gpu.name}"
+    steps = [f"  autotune lookup {problem}{suffix}", f"  autotune source {problem}{suffix}",
+             f"  autotune source {problem}{suffix} --resources"]
+    if db == "checkout":
+        steps.append("  autotune build          # brings generated/ up to date with tuning_db/")
+    return "\nTry next (autotune is in .venv/bin, or: sh scripts/run lookup ...):\n" + "\n".join(steps)
+
+
+def _gain(record) -> str:
+    return f"{record.default_time_us / record.time_us:.2f}x" if record.default_time_us else "-"

@@ -1,0 +1,83 @@
+"""Are the kernels that serve a problem right? Each config is compiled, launched on the GPU and judged by `check`."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Callable
+
+from . import compile, kernels, launch
+from .check import check_launch
+from .config import Config
+from .gpu import Gpu
+from .inputs import Inputs
+from .kernels.base import params_format
+from .kernels.forward import TENSORS
+from .problem import Problem
+
+SAMPLED_ABOVE_FLOPS = 1e12  # beyond this, a float64 reference of every block takes minutes
+SAMPLE = 256  # (batch, head, 64 rows) blocks that are checked then
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one config. `worst_ratio` is error / allowed error; `message` says what is wrong, or "" if nothing is."""
+
+    config: Config
+    ok: bool
+    worst_ratio: float
+    message: str = ""
+
+
+def verify(problem: Problem, config: Config, gpu: Gpu, seed: int = 0, device: int = 0) -> Result:
+    """Checks `config` for `problem` on CUDA device `device`, which is a `gpu`, on every kind of inputs.
+
+    A config that does not compile, spills or cannot be launched is a wrong result like any other. Raises `CompilerMissing`.
+    """
+    import cupy
+
+    try:
+        binary = compile.build(problem.static, config, gpu)
+        if flaw := compile.flaw(binary):
+            return Result(config, False, float("inf"), f"{flaw[0]}: {flaw[1]}")
+        with cupy.cuda.Device(device):
+            run = runner(problem, config, binary, device)
+            sample = SAMPLE if problem.flops > SAMPLED_ABOVE_FLOPS else None
+            verdict = check_launch(run, problem, seed=seed, xp=cupy, sample=sample)
+    except (compile.CompileError, launch.LaunchError, cupy.cuda.runtime.CUDARuntimeError) as error:
+        return Result(config, False, float("inf"), str(error))
+    return Result(config, verdict.ok, verdict.worst_ratio, verdict.message)
+
+
+def runner(problem: Problem, config: Config, binary, device: int) -> Callable:
+    """``run(inputs, out, lse)``: launches `config`'s plan on CuPy arrays, on CuPy's current stream. `lse` may be None."""
+    import cupy
+
+    kernel = kernels.kernel_of(config)
+    loaded = launch.load(binary, device)
+    steps = [(loaded.bound(step), step) for step in kernel.plan(problem, config)]
+    layout = params_format(kernel.fields)
+
+    def run(inputs: Inputs, out, lse) -> None:
+        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}
+        pointers = [arrays[name].data.ptr for name in TENSORS]
+        pointers += [0 if array is None else array.data.ptr for array in (lse, inputs.sinks)]
+        strides = [stride // array.itemsize for array in arrays.values() for stride in array.strides[:3]]
+        packed = struct.pack(layout, *pointers, *strides, *kernel.arguments(problem, config, inputs.scale, 0))
+        stream = cupy.cuda.get_current_stream().ptr
+        for bound, step in steps:
+            launch.launch(bound, step, packed, stream)
+
+    return run
+
+
+def configs(problem: Problem, gpu: Gpu) -> list[Config]:
+    """What may run for `problem` on `gpu`: what lookup chooses, then the default of every kernel that can serve it.
+
+    Raises `NoKernelError` if none can.
+    """
+    from .lookup import lookup
+
+    chosen = [lookup(problem, gpu).config]
+    chosen += [kernel.default(problem, gpu) for kernel in kernels.candidates(problem, gpu)]
+    return list(dict.fromkeys(chosen))

@@ -1,0 +1,351 @@
+"""The command line: every bad input is one sentence and exit code 2 with nothing written; good input prints what it says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune import cli
+from autotune.cli import COMMANDS, main
+
+LLAMA = "forward-bf16-b1-h32x8-q8192-k8192-d128-causal"
+SMALL = "forward-fp16-b1-h2x2-q64-k64-d64"
+
+
+@pytest.fixture
+def homes(tmp_path, monkeypatch):
+    """An empty database and cache folder that only this test sees; neither exists until something is written."""
+    folders = tmp_path / "db", tmp_path / "cache"
+    monkeypatch.setenv("AUTOTUNE_DB", str(folders[0]))
+    monkeypatch.setenv("AUTOTUNE_CACHE", str(folders[1]))
+    _forget_lookups()
+    yield folders
+    _forget_lookups()
+
+
+def _forget_lookups():
+    from autotune.lookup import refresh
+
+    refresh()
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """As on a machine without a GPU, whatever this one has."""
+    import autotune.commands.gpus
+    import autotune.lookup
+    from autotune.gpu import GpuError
+
+    def detect(device=0):
+        raise GpuError("no GPU can be used: there is no driver. `nvidia-smi` shows whether a driver is loaded")
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("autotune.") and hasattr(module, "detect"):
+            monkeypatch.setattr(module, "detect", detect)
+
+
+def run(*arguments: str) -> int:
+    """The exit code of `autotune ARGUMENTS`, argparse's own exits included."""
+    try:
+        return main(arguments)
+    except SystemExit as stop:
+        return stop.code
+
+
+def refuses(capsys, homes, *arguments: str, saying: str) -> None:
+    """Asserts exit code 2, one line on stderr that contains `saying`, nothing on stdout, nothing written."""
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1, captured
+    assert saying in captured.err and captured.err.startswith("autotune")
+    assert not any(folder.exists() for folder in homes)
+
+
+MALFORMED = [
+    ("llama", "is malformed"),
+    ("forward-bf16-b1-h32x8-q8192-k8192-d128-causal-causal", "contradicts"),
+    ("forward-bf16-b1-h32x8-q8192-k8192-d128-sparse", "unknown feature 'sparse'"),
+    ("forward-bf16-b1-h32x5-q8192-k8192-d128", "heads_q must be a multiple of heads_kv"),
+    ("forward-bf8-b1-h32x8-q8192-k8192-d128", "dtype one of bf16, fp16, fp32"),
+]
+
+
+@pytest.mark.parametrize("command", [("tune", "--problem"), ("lookup",), ("source",), ("verify",), ("bench", "--against", "sdpa-flash"),
+                                     ("db", "show")])
+@pytest.mark.parametrize("text, saying", MALFORMED)
+def test_a_malformed_problem(capsys, homes, command, text, saying):
+    refuses(capsys, homes, *command, text, saying=saying)
+
+
+@pytest.mark.parametrize("command", [("tune",), ("verify",), ("bench", "--against", "sdpa-flash")])
+def test_an_unknown_model(capsys, homes, command):
+    refuses(capsys, homes, *command, "--model", "llama-9", saying="known are llama-3-8b, gpt-oss-120b")
+
+
+@pytest.mark.parametrize("command", [("tune", "--problem"), ("lookup",), ("source",)])
+def test_an_unknown_gpu(capsys, homes, command):
+    refuses(capsys, homes, *command, LLAMA, "--gpu", "h200", saying="no GPU is called 'h200'; known are nvidia-h200")
+
+
+@pytest.mark.parametrize("command", [("tune", "--problem"), ("lookup",), ("source",)])
+def test_a_head_dim_that_no_kernel_takes(capsys, homes, command):
+    text = "forward-bf16-b1-h8x8-q128-k128-d4096"
+    refuses(capsys, homes, *command, text, "--gpu", "nvidia-h200", saying="head_dim is 4096")
+
+
+@pytest.mark.parametrize("config, saying", [
+    ("forward_wgmma block_m=128", "kernel is 'forward_wgmma'; known are forward_mma, forward_simt"),
+    ("forward_mma block_m", "is not NAME=VALUE"),
+    ("forward_mma block_m=7", "block_m"),
+    ("forward_mma block_m=128;system(1)", "legal values are"),
+])
+def test_a_config_that_no_kernel_declares(capsys, homes, config, saying):
+    refuses(capsys, homes, "source", LLAMA, "--gpu", "nvidia-h200", "--config", config, saying=saying)
+
+
+def test_a_declared_config_that_is_illegal_here(capsys, homes):
+    from autotune.gpu import by_name
+    from autotune.kernels import KERNELS
+    from autotune.problem import Problem
+
+    kernel, problem = KERNELS["forward_mma"], Problem.parse(LLAMA)
+    config = next(c for c in kernel.products(problem.static, by_name("nvidia-h200"))
+                  if kernel.illegal(problem.static, c, by_name("nvidia-h200")))
+    refuses(capsys, homes, "source", LLAMA, "--gpu", "nvidia-h200", "--config", config.text, saying=f"cannot serve {LLAMA} on nvidia-h200")
+
+
+@pytest.mark.parametrize("command", [("verify", SMALL), ("bench", SMALL, "--against", "sdpa-flash"), ("lookup", SMALL), ("source", SMALL)])
+def test_no_gpu_where_one_is_needed(capsys, homes, no_gpu, command):
+    refuses(capsys, homes, *command, saying="no GPU can be used")
+
+
+@pytest.mark.parametrize("arguments, saying", [
+    ((), "COMMAND"),
+    (("tunes",), "invalid choice: 'tunes'"),
+    (("tune",), "--model --problem"),
+    (("tune", "--model", "llama-3-8b", "--effort", "huge"), "'quick', 'full'"),
+    (("tune", "--model", "llama-3-8b", "--problem", LLAMA), "not allowed with"),
+    (("verify",), "name at least one problem"),
+    (("source", LLAMA, "--ptx", "--sass"), "not allowed with"),
+    (("bench", LLAMA), "--against"),
+    (("bench", LLAMA, "--against", "cublas"), "sdpa-flash, sdpa-cudnn"),
+    (("db",), "ACTION"),
+    (("db", "check", "/nowhere/forward.yaml"), "/nowhere/forward.yaml does not exist"),
+    (("db", "show", LLAMA), "no record of"),
+])
+def test_arguments_that_cannot_be_meant(capsys, homes, arguments, saying):
+    refuses(capsys, homes, *arguments, saying=saying)
+
+
+# Broken databases
+
+GPU = "gpu: {name: nvidia-h200, arch: 90, sms: 132, l2_bytes: 62914560, memory_clock_mhz: 3201}"
+TRUNCATED = f"schema: 1\n{GPU}\nop: forward\nrecords:\n  {SMALL}: {{config: {{kernel: forward_mma, block"
+ILLEGAL = f"""schema: 1
+{GPU}
+op: forward
+records:
+  {SMALL}:
+    config: {{kernel: forward_simt, block_m: "64; }} evil(); {{"}}
+    evidence: measured
+    time_us: 10.0
+    date: 2026-01-31 12:00:00 UTC
+    trials: 5
+    nvrtc: 13.0.88
+    cubin_sha256: {'0' * 64}
+    autotune: 0.1.0
+"""
+
+
+@pytest.fixture(params=[(TRUNCATED, "not YAML"), (b"\xff\xfe\x00", "not UTF-8"), (ILLEGAL, "block_m"), ("schema: 99\n", "schema 99 is newer"),
+                        ("[1, 2]\n", "not a tuning database")], ids=["truncated", "binary", "illegal", "newer", "list"])
+def broken(request, homes):
+    """(database file that cannot be used, words that say why)."""
+    content, words = request.param
+    path = homes[0] / "nvidia-h200" / "forward.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path, words
+
+
+@pytest.mark.parametrize("command", [("db", "check"), ("db", "list")])
+def test_a_database_that_cannot_be_used(capsys, homes, broken, command, monkeypatch):
+    from autotune import compile
+
+    monkeypatch.setattr(compile, "compile_source", lambda *_: pytest.fail("an unusable database reached the compiler"))
+    before = broken[0].read_bytes()
+    assert run(*command) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and broken[1] in error and str(broken[0]) in error
+    assert broken[0].read_bytes() == before and os.listdir(broken[0].parent) == [broken[0].name]
+    assert not homes[1].exists()
+
+
+def test_a_broken_database_does_not_stop_a_lookup(homes, broken):
+    done = autotune("source", SMALL, "--gpu", "nvidia-h200")
+    assert done.returncode == 0 and "__global__" in done.stdout and "evil" not in done.stdout
+    assert broken[1] in done.stderr and "autotune db check" in done.stderr
+
+
+# Things that are missing
+
+
+def test_no_cupy(capsys, homes, no_gpu, monkeypatch):
+    from autotune import compile
+
+    def missing():
+        raise compile.CompilerMissing("CuPy is not installed; pip install 'autotune[cuda13]' brings CuPy and NVRTC")
+
+    monkeypatch.setattr(compile, "_nvrtc", missing)
+    compile.nvrtc_version.cache_clear()
+    refuses(capsys, homes, "source", SMALL, "--gpu", "nvidia-h200", "--resources", saying="pip install 'autotune[cuda13]'")
+    refuses(capsys, homes, "source", SMALL, "--gpu", "nvidia-h200", "--ptx", saying="pip install 'autotune[cuda13]'")
+    refuses(capsys, homes, "tune", "--problem", SMALL, "--gpu", "nvidia-h200", saying="pip install 'autotune[cuda13]'")
+
+
+def test_cupy_that_cannot_be_imported(homes):
+    code = "import sys; sys.modules['cupy'] = None; from autotune.cli import main; sys.exit(main(sys.argv[1:]))"
+    for arguments in (["source", SMALL, "--gpu", "nvidia-h200", "--resources"], ["verify", SMALL]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+        assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+        assert "cupy" in done.stderr.lower() and not any(folder.exists() for folder in homes)
+
+
+def test_a_cache_folder_that_cannot_be_written(capsys, homes, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("AUTOTUNE_CACHE", str(tmp_path / "file" / "cache"))
+    refuses(capsys, homes, "source", SMALL, "--gpu", "nvidia-h200", "--resources", saying="set AUTOTUNE_CACHE to a folder")
+
+
+def test_a_full_disk(capsys, homes, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert run("source", SMALL, "--gpu", "nvidia-h200", "--resources") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "No space left on device" in error
+    assert not [path for path in homes[1].rglob("*") if path.is_file()]
+
+
+def test_no_disassembler(capsys, homes, monkeypatch):
+    from autotune import listing
+
+    monkeypatch.setattr(listing, "find_nvdisasm", lambda: None)
+    assert run("source", SMALL, "--gpu", "nvidia-h200", "--sass") == 2
+    assert "pip install nvidia-cuda-nvdisasm" in capsys.readouterr().err
+
+
+# What works
+
+
+def autotune(*arguments: str) -> subprocess.CompletedProcess:
+    """`python -m autotune ARGUMENTS` in its own process."""
+    return subprocess.run([sys.executable, "-m", "autotune", *arguments], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+
+
+def test_lookup_says_which_config_and_why(capsys, homes):
+    assert run("lookup", LLAMA, "--gpu", "nvidia-h200") == 0
+    out = capsys.readouterr().out
+    assert LLAMA in out and "forward_" in out and "match" in out and "why" in out
+
+
+def test_source_forms(capsys, homes):
+    outputs = {}
+    for form in ((), ("--ptx",), ("--resources",)):
+        assert run("source", SMALL, "--gpu", "nvidia-h200", *form) == 0
+        outputs[form] = capsys.readouterr().out
+    assert "__global__" in outputs[()] and "constexpr" in outputs[()]
+    assert ".visible .entry" in outputs[("--ptx",)] and ".target sm_90" in outputs[("--ptx",)]
+    assert "registers" in outputs[("--resources",)] and "sha256" in outputs[("--resources",)]
+
+
+def test_source_as_machine_code(capsys, homes):
+    from autotune.listing import find_nvdisasm
+
+    if find_nvdisasm() is None:
+        pytest.skip("nvdisasm is not installed")
+    assert run("source", SMALL, "--gpu", "nvidia-h200", "--sass") == 0
+    assert "EXIT" in capsys.readouterr().out
+
+
+def test_source_takes_a_config(capsys, homes):
+    from autotune.gpu import by_name
+    from autotune.kernels import KERNELS
+    from autotune.problem import Problem
+
+    kernel, problem, gpu = KERNELS["forward_mma"], Problem.parse(SMALL), by_name("nvidia-h200")
+    config = next(c for c in kernel.space(problem, gpu) if c["block_m"] != kernel.default(problem, gpu)["block_m"])
+    assert run("source", SMALL, "--gpu", "nvidia-h200", "--config", config.text) == 0
+    assert f"BLOCK_M = {config['block_m']};" in capsys.readouterr().out
+
+
+def test_gpus_lists_the_catalogue(capsys, no_gpu):
+    assert run("gpus") == 0
+    out = capsys.readouterr().out
+    assert "nvidia-h200" in out and "sm_90" in out and "none at hand" in out
+
+
+def test_doctor_reads_only(capsys, homes):
+    assert run("doctor") == 0
+    out = capsys.readouterr().out
+    assert "python" in out and "nvrtc" in out and "FAIL" not in out
+    assert not any(folder.exists() for folder in homes)
+
+
+def test_doctor_names_what_must_be_mended(capsys, homes, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / "file" / "db"))
+    assert run("doctor") == 1
+    assert "set AUTOTUNE_DB to a folder that can" in capsys.readouterr().out
+
+
+def test_the_shipped_database_is_usable(capsys, homes):
+    assert run("db", "check") in (0, 1)  # 1: stale, which another test judges
+    assert run("db", "list") == 0
+
+
+def test_help_and_version(capsys):
+    for command in COMMANDS:
+        assert run(command, "--help") == 0
+        assert command in capsys.readouterr().out
+    assert run("--version") == 0 and capsys.readouterr().out.startswith("autotune 0.")
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    from autotune.commands import gpus
+
+    def bug(args):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(gpus, "run", bug)
+    with pytest.raises(KeyError):
+        main(["gpus"])
+
+
+def test_interrupted(capsys, monkeypatch):
+    from autotune.commands import gpus
+
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpus, "run", interrupted)
+    assert main(["gpus"]) == 130
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    done = subprocess.run(f"{sys.executable} -m autotune gpus | true", shell=True, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+def test_user_errors_are_known_by_name():
+    class ProblemError(Exception):
+        pass
+
+    from autotune.problem import ProblemError as Real
+
+    assert cli.is_user_error(Real("x")) and not cli.is_user_error(ProblemError("x"))
