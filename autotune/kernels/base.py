@@ -12,6 +12,8 @@ from ..config import Config, Parameter, Value, typed
 from ..gpu import Gpu
 from ..problem import Problem, Static
 
+WARP_SIZE = 32
+
 # C type in the Params struct -> struct format code. Natural alignment; sizes are those of every CUDA target.
 FIELD_CODES = {"pointer": "Q", "long long": "q", "int": "i", "unsigned": "I", "float": "f"}
 
@@ -123,12 +125,23 @@ class Kernel:
         """What of `config` reaches the source: configs with the same key share a binary."""
         return tuple(config[p.name] for p in self.parameters if p.kind == "compile")
 
-    def products(self, static: Static, gpu: Gpu) -> Iterator[Config]:
-        searched = [p for p in self.parameters if not p.derived]
+    def launch_combinations(self) -> Iterator[dict[str, Value]]:
+        """Every combination of the launch parameters."""
+        launch = [p for p in self.parameters if p.kind == "launch"]
+        for combination in itertools.product(*(p.values for p in launch)):
+            yield dict(zip((p.name for p in launch), combination))
+
+    def compile_combinations(self) -> Iterator[dict[str, Value]]:
+        """Every combination of the searched compile parameters, legal or not."""
+        searched = [p for p in self.parameters if p.kind == "compile" and not p.derived]
         for combination in itertools.product(*(p.values for p in searched)):
-            yield self.config(static, dict(zip((p.name for p in searched), combination)))
+            yield dict(zip((p.name for p in searched), combination))
 
 
 @lru_cache(maxsize=256)
 def _space(kernel: Kernel, static: Static, gpu: Gpu) -> tuple[Config, ...]:
-    return tuple(c for c in kernel.products(static, gpu) if kernel.illegal(static, c, gpu) is None)
+    # Rules read compile parameters only (a launch value that is declared is legal), so they run once for each of those.
+    launches = tuple(kernel.launch_combinations())
+    legal = (values for values in kernel.compile_combinations()
+             if kernel.illegal(static, kernel.config(static, {**values, **launches[0]}), gpu) is None)
+    return tuple(kernel.config(static, {**values, **launch}) for values in legal for launch in launches)

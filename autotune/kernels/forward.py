@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..config import Config, Parameter
+from ..config import Config, Parameter, Value
 from ..gpu import Gpu
-from ..problem import Problem
+from ..problem import Problem, Static
 from .base import Field, Kernel
 
 # Codes of the sink logits' dtype in Params.sink_dtype.
@@ -59,6 +59,14 @@ class ForwardKernel(Kernel):
             if getattr(problem, feature):
                 return f"it has no {feature}"
         return None
+
+    def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
+        values = [("int", "HEAD_DIM", static.head_dim), ("int", "HEAD_DIM_V", static.head_dim_v)]
+        for parameter in self.parameters:
+            if parameter.kind == "compile":
+                value = config[parameter.name]
+                values.append(("bool" if isinstance(value, bool) else "int", parameter.name.upper(), value))
+        return values
 
     def arguments(self, problem: Problem, config: Config, scale: float, sink_dtype: int = 0) -> tuple:
         """The scalar fields of Params, in order, for exact (not bucketed) sizes.

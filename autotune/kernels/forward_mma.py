@@ -8,10 +8,9 @@ from typing import Mapping
 from ..config import Config, Parameter, Value
 from ..gpu import Gpu
 from ..problem import Problem, Static
-from .base import Field, Step
+from .base import WARP_SIZE, Field, Step
 from .forward import FORWARD_FIELDS, ForwardKernel
 
-WARP_SIZE = 32
 PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
 MAX_REGISTERS = 255
 
@@ -104,18 +103,11 @@ class ForwardMma(ForwardKernel):
     def derive(self, static: Static, values: Mapping[str, Value]) -> dict[str, Value]:
         return {"smem_bytes": smem_bytes(static, values)}
 
-    def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
-        values = [("int", "HEAD_DIM", static.head_dim), ("int", "HEAD_DIM_V", static.head_dim_v)]
-        for parameter in self.parameters:
-            if parameter.kind == "compile":
-                value = config[parameter.name]
-                values.append(("bool" if isinstance(value, bool) else "int", parameter.name.upper(), value))
-        return values
-
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """The tile that FlashAttention-2 ships for mma.sync (csrc/flash_attn/src/flash_fwd_launch_template.h): D to 64
         128 x 128, D to 128 128 x 64 (causal on 99 KB parts 64 x 64), above 64 x 64 on Hopper and small parts and
-        128 x 64 with 8 warps on A100; one buffer each of K and V. Shrunk where a GPU cannot hold it."""
+        128 x 64 with 8 warps on A100. Two buffers of K and V where that fits (with one, 128 x 64 spills), else one; smaller
+        tiles where a GPU cannot hold these."""
         small = gpu["smem_per_sm_bytes"] < 128 * 1024
         head_dim = max(problem.head_dim, problem.head_dim_v)
         if head_dim <= 64:
@@ -126,12 +118,12 @@ class ForwardMma(ForwardKernel):
             tile = dict(block_m=128, block_n=64, num_warps=8)
         else:
             tile = dict(block_m=64, block_n=64, num_warps=4)
-        values = dict(tile, num_stages=1, q_in_registers=False, overlap=False, rescale_slack=-1, min_blocks_per_sm=1,
+        values = dict(tile, q_in_registers=False, overlap=False, rescale_slack=-1, min_blocks_per_sm=1,
                       longest_first=True, head_group=1, smem_carveout=-1)
-        config = self.config(problem.static, values)
-        if self.illegal(problem.static, config, gpu):
-            config = self.config(problem.static, dict(values, block_m=64, block_n=32, num_warps=4))
-        return config
+        shapes = (dict(num_stages=2 if head_dim <= 128 else 1), dict(num_stages=1), dict(block_m=64, num_warps=4, num_stages=1),
+                  dict(block_m=64, block_n=32, num_warps=4, num_stages=1))
+        configs = [self.config(problem.static, {**values, **shape}) for shape in shapes]
+        return next((c for c in configs if self.illegal(problem.static, c, gpu) is None), configs[-1])
 
     def plan(self, problem: Problem, config: Config) -> list[Step]:
         blocks = math.ceil(problem.seqlen_q / config["block_m"]) * problem.heads_q * problem.batch
