@@ -1,0 +1,234 @@
+"""Arrays of CuPy and torch, read by their attributes, and outputs allocated by the library the inputs came from.
+
+DLPack costs 26 us a tensor, so it is only the way in for other libraries. Each adapter below reads an array of four
+dimensions as one flat tuple,
+
+    pointer, shape, stride 0, stride 1, stride 2, stride 3, dtype, device index        (strides in elements)
+
+raises AttributeError or ValueError if it cannot, and does the few operations that a call may need besides the kernel.
+Nothing here imports torch or CuPy before an array of theirs has been seen.
+"""
+
+from __future__ import annotations
+
+from .kernels.forward import SINK_DTYPES
+
+DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+DLPACK_CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
+
+
+class AttentionError(ValueError):
+    """A call that cannot be served, with a sentence that says which argument is wrong, or what to do."""
+
+
+class TorchArrays:
+    """torch.Tensor and its subclasses."""
+
+    name = "torch"
+
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+        self.dtypes = {getattr(torch, name): short for name, short in DTYPE_NAMES.items()}
+        self.sink_dtypes = {getattr(torch, name): code for name, code in SINK_DTYPES.items()}
+        self.float32 = torch.float32
+        self.stream = torch._C._cuda_getCurrentRawStream  # of a device index; what torch's own generated code calls
+        self._grad_enabled = torch.is_grad_enabled
+
+    def read(self, array):
+        if array.requires_grad and self._grad_enabled():
+            raise AttentionError("an input requires grad, but there is no backward yet: "
+                                 "call under torch.no_grad(), or pass tensor.detach()")
+        stride0, stride1, stride2, stride3 = array.stride()
+        return array.data_ptr(), array.shape, stride0, stride1, stride2, stride3, array.dtype, array.get_device()
+
+    def vector(self, array):
+        """(pointer, shape, strides, dtype, device index) of an array of any rank."""
+        if array.requires_grad and self._grad_enabled():
+            raise AttentionError("sinks or slopes require grad, but there is no backward yet: "
+                                 "call under torch.no_grad(), or pass tensor.detach()")
+        return array.data_ptr(), tuple(array.shape), array.stride(), array.dtype, array.get_device()
+
+    def empty(self, like, shape):
+        return like.new_empty(shape)
+
+    def empty_float32(self, like, shape):
+        return like.new_empty(shape, dtype=self.float32)
+
+    def pointer(self, array) -> int:
+        return array.data_ptr()
+
+    def packed(self, array):
+        """A copy in C order at an aligned address."""
+        return array.detach().clone(memory_format=self.torch.contiguous_format)
+
+    def negated(self, array):
+        return array.detach().neg()
+
+    def assign(self, target, source) -> None:
+        target.detach().copy_(source)
+
+    def zero(self, array) -> None:
+        array.detach().zero_()
+
+    def fill_lse(self, lse, sinks) -> None:
+        """LSE of rows that see no key: that of the sink alone, or -inf."""
+        if sinks is None:
+            lse.fill_(float("-inf"))
+        else:
+            lse.copy_(sinks.detach().view(1, -1, 1))
+
+
+class CupyArrays:
+    """cupy.ndarray. Data moves as unsigned integers of the same size: CuPy's own bfloat16 needs a recent NumPy."""
+
+    name = "cupy"
+
+    def __init__(self):
+        import cupy
+        from cupy_backends.cuda.api import runtime
+
+        self.cupy = cupy
+        self.dtypes, self.sink_dtypes = {}, {}
+        for name in SINK_DTYPES:
+            dtype = _numpy_dtype(name)
+            if dtype is not None:
+                self.sink_dtypes[dtype] = SINK_DTYPES[name]
+                if name in DTYPE_NAMES:
+                    self.dtypes[dtype] = DTYPE_NAMES[name]
+        self.float32 = cupy.dtype("float32")
+        self._ndarray, self._current_device = cupy.ndarray, runtime.getDevice
+        self._stream = cupy.cuda.get_current_stream
+
+    def read(self, array):
+        stride0, stride1, stride2, stride3 = array.strides
+        data, size = array.data, array.itemsize
+        return (data.ptr, array.shape, stride0 // size, stride1 // size, stride2 // size, stride3 // size, array.dtype,
+                data.device_id)
+
+    def vector(self, array):
+        """(pointer, shape, strides, dtype, device index) of an array of any rank."""
+        strides = tuple(stride // array.itemsize for stride in array.strides)
+        return array.data.ptr, array.shape, strides, array.dtype, array.data.device_id
+
+    def stream(self, device: int) -> int:
+        return self._stream(device).ptr
+
+    def empty(self, like, shape):
+        return self._allocate(like.data.device_id, shape, like.dtype)
+
+    def empty_float32(self, like, shape):
+        return self._allocate(like.data.device_id, shape, self.float32)
+
+    def pointer(self, array) -> int:
+        return array.data.ptr
+
+    def packed(self, array):
+        """A copy in C order at an aligned address."""
+        with self.cupy.cuda.Device(array.data.device_id):
+            return self._bits(array).copy(order="C").view(array.dtype)
+
+    def negated(self, array):
+        bits = self._bits(array)
+        with self.cupy.cuda.Device(array.data.device_id):
+            return (bits ^ bits.dtype.type(1 << 8 * array.itemsize - 1)).view(array.dtype)
+
+    def assign(self, target, source) -> None:
+        with self.cupy.cuda.Device(target.data.device_id):
+            self._bits(target)[...] = self._bits(source)
+
+    def zero(self, array) -> None:
+        with self.cupy.cuda.Device(array.data.device_id):
+            self._bits(array).fill(0)
+
+    def fill_lse(self, lse, sinks) -> None:
+        """LSE of rows that see no key: that of the sink alone, or -inf."""
+        with self.cupy.cuda.Device(lse.data.device_id):
+            if sinks is None:
+                lse.fill(float("-inf"))
+            elif sinks.dtype.name == "bfloat16":  # the upper half of a float32
+                lse[...] = (self._bits(sinks).astype("uint32") << 16).view("float32")[None, :, None]
+            else:
+                lse[...] = sinks.astype("float32")[None, :, None]
+
+    def _allocate(self, device: int, shape, dtype):
+        if device == self._current_device():
+            return self._ndarray(shape, dtype)
+        with self.cupy.cuda.Device(device):
+            return self._ndarray(shape, dtype)
+
+    def _bits(self, array):
+        return array.view(f"uint{8 * array.itemsize}")
+
+
+class OtherArrays:
+    """Arrays that only speak DLPack: they come in as CuPy arrays that share their memory."""
+
+    name = "dlpack"
+
+    def to_cupy(self, array, name: str):
+        """`array` as a cupy.ndarray, ordered after its producer's work on CuPy's current stream."""
+        if array is None:
+            return None
+        if not hasattr(array, "__dlpack__"):
+            raise AttentionError(f"{name} is a {type(array).__name__}; it must be an array of CuPy, torch or another library "
+                                 "with __dlpack__, on a CUDA GPU")
+        if array.__dlpack_device__()[0] not in DLPACK_CUDA_DEVICES:
+            raise AttentionError(f"{name} is a {_type_name(array)} in host memory; it must be on a CUDA GPU")
+        import cupy
+
+        return cupy.from_dlpack(array)
+
+    def from_cupy(self, array, like):
+        """A CuPy result as an array of the library of `like`, if that library says how; else as it is."""
+        namespace = getattr(like, "__array_namespace__", None)
+        make = getattr(namespace(), "from_dlpack", None) if namespace else None
+        return make(array) if make else array
+
+
+OTHER = OtherArrays()
+LIBRARIES: dict[type, object] = {}  # type of an array -> its adapter
+_ROOTS = {("torch", "Tensor"): TorchArrays, ("cupy", "ndarray"): CupyArrays}
+_instances: dict[type, object] = {}
+
+
+def library_of(array):
+    """The adapter of `array`'s library."""
+    library = LIBRARIES.get(type(array))
+    if library is None:
+        roots = ((base.__module__.partition(".")[0], base.__name__) for base in type(array).__mro__)
+        adapter = next((_ROOTS[root] for root in roots if root in _ROOTS), None)
+        library = OTHER if adapter is None else _instances.get(adapter) or _instances.setdefault(adapter, adapter())
+        LIBRARIES[type(array)] = library
+    return library
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether `stream` (a cudaStream_t) is being captured into a graph.
+
+    For the legacy default stream CUDA answers with an error while another stream is captured: then nothing may be loaded
+    either, so that is a yes.
+    """
+    from cupy_backends.cuda.api import runtime
+
+    try:
+        return runtime.streamIsCapturing(stream)
+    except RuntimeError:
+        return True
+
+
+def _type_name(array) -> str:
+    return f"{type(array).__module__.partition('.')[0]}.{type(array).__name__}"
+
+
+def _numpy_dtype(name: str):
+    import numpy
+
+    if name != "bfloat16":
+        return numpy.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:  # then no bfloat16 array of CuPy can exist either
+        return None
+    return numpy.dtype(ml_dtypes.bfloat16)

@@ -1,0 +1,133 @@
+"""From a problem to something that can be launched: `Plan`, made once for each bucket of problems and device.
+
+A miss costs a lookup, and perhaps a compile and a module load; a hit is one dict access.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import threading
+import warnings
+
+from . import launch
+from .arrays import AttentionError
+from .gpu import Gpu, detect
+from .kernels import kernel_of
+from .kernels.base import params_format
+from .lookup import QUICK_TUNE_S, Match, NoKernelError, lookup
+from .problem import Problem, bucket_batch, bucket_length
+
+MAX_PLANS = 4096  # a plan is small; its module stays loaded when it goes, for a captured graph may hold it
+
+_plans: dict[tuple, Plan] = {}
+_binaries: dict[tuple, object] = {}  # (static, what of the config is compiled in, device) -> Binary
+_told: set[tuple] = set()
+_lock = threading.RLock()
+
+find = _plans.get  # the plan of a key, or None: the warm path
+
+
+class UntunedWarning(UserWarning):
+    """A call is served by the nearest known config, because its problem has not been tuned on this GPU."""
+
+
+class Plan:
+    """A kernel, its config and its loaded binary, for every problem of one bucket on one device."""
+
+    __slots__ = ("match", "kernel", "config", "loaded", "scale", "aligned", "_packer", "_fields", "_launch_values")
+
+    def __init__(self, match: Match, loaded: launch.Loaded):
+        problem = match.problem
+        self.match, self.config, self.loaded = match, match.config, loaded
+        self.kernel = kernel_of(match.config)
+        self.scale = problem.head_dim**-0.5
+        self.aligned = self.kernel.aligned
+        self._packer = struct.Struct(params_format(self.kernel.fields))
+        self._fields = {name: getattr(problem, name) for name in problem.__dataclass_fields__}
+        self._launch_values = self.kernel.launch_values(match.config)
+        for step in self.kernel.plan(problem, match.config):
+            loaded.bound(step)
+
+    def sized(self, batch: int, seqlen_q: int, seqlen_k: int) -> Problem:
+        """This plan's problem with exact sizes. They come from arrays that were checked, so validation (10 us) is left out."""
+        problem = object.__new__(Problem)
+        values = problem.__dict__
+        values.update(self._fields)
+        values["batch"], values["seqlen_q"], values["seqlen_k"] = batch, seqlen_q, seqlen_k
+        return problem
+
+    def run(self, problem: Problem, stream: int, arrays: tuple, scale: float, sink_dtype: int) -> None:
+        """Launches on `stream`. `arrays` is 6 pointers, then 12 strides in elements, as kernels/forward.py declares."""
+        values = arrays + self.kernel.call_values(problem, scale, sink_dtype) + self._launch_values
+        for step in self.kernel.plan(problem, self.config):
+            self.loaded.bound(step).launch(step.grid, stream, self._packer, values)
+
+
+def key_of(problem: Problem, device: int) -> tuple:
+    """The key of `problem`'s bucket. `attention` writes the same tuple out, without a Problem."""
+    p = problem.simplified()
+    return (device, p.dtype, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.window_left, p.window_right, float(p.softcap),
+            p.alibi, p.sinks, bucket_batch(p.batch), bucket_length(p.seqlen_q), bucket_length(p.seqlen_k))
+
+
+def make(problem: Problem, device: int, capturing: bool = False) -> Plan:
+    """The plan for `problem` on CUDA device `device`, compiled and loaded if need be, and kept.
+
+    Raises `AttentionError` if no kernel can serve it, or if `capturing` and something would have to be loaded.
+    """
+    problem = problem.simplified()
+    key = key_of(problem, device)
+    with _lock:
+        plan = _plans.get(key)
+        if plan is None:
+            match = match_for(problem, detect(device))
+            plan = Plan(*_load(match, device, capturing))
+            _tell(plan.match)
+            while len(_plans) >= MAX_PLANS:
+                del _plans[next(iter(_plans))]
+            _plans[key] = plan
+    return plan
+
+
+def match_for(problem: Problem, gpu: Gpu) -> Match:
+    """`lookup`, with an `AttentionError` where no kernel can serve."""
+    try:
+        return lookup(problem, gpu)
+    except NoKernelError as error:
+        raise AttentionError(str(error)) from None
+
+
+def build(match: Match):
+    """The binary of `match`'s config for its GPU. Compiles if the cache folder lacks it."""
+    from .compile import build as compile_or_read  # with it comes Jinja: not for the warm path
+
+    return compile_or_read(match.problem.static, match.config, match.gpu)
+
+
+def _load(match: Match, device: int, capturing: bool) -> tuple[Match, launch.Loaded]:
+    problem = match.problem
+    kernel = kernel_of(match.config)
+    key = match.problem.static, kernel.name, kernel.compile_key(match.config), device
+    binary = _binaries.get(key)
+    if capturing and not (binary and launch.ready(binary, device, kernel.plan(problem, match.config))):
+        raise AttentionError(f"the kernel for {problem} is not loaded on device {device}, and loading it now would break the "
+                             f"CUDA graph being captured; call autotune.prepare({problem.text!r}) before the capture")
+    if binary is None:
+        binary = _binaries[key] = build(match)
+    return match.confirmed(binary), launch.load(binary, device)
+
+
+def _tell(match: Match) -> None:
+    """Says once for each kind of problem and GPU that calls are served by a config that was not tuned for them."""
+    if match.tier == "exact" and match.evidence == "measured":
+        return
+    kind = match.problem.static, match.gpu.name
+    if kind in _told:
+        return
+    _told.add(kind)
+    slower = f"; expect about {100 * (match.slowdown - 1):.0f} % above a tuned config" if match.slowdown > 1 else ""
+    warnings.warn(
+        f"autotune: {match.problem} is not tuned on {match.gpu.name}; it runs with a config that is {match.tier}, "
+        f"{match.evidence}{slower}. `{match.tune_command}` tunes it in at most {math.ceil(QUICK_TUNE_S / 60)} min. "
+        "Said once for each dtype, head dim and mask.", UntunedWarning, stacklevel=5)
