@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from collections.abc import Callable, Iterable, Iterator
+from types import MappingProxyType
 
 from .dbfile import DatabaseError, File, Quarantined, dump, merge_into, read
-from .gpu import Gpu
+from .gpu import Gpu, catalogue
+from .kernels import kernel_of
 from .records import GpuKey, Record, merge
 
-__all__ = ["DatabaseError", "File", "Quarantined", "View", "all_records", "dump", "open_view", "paths", "read", "search_path",
-           "shipped_root", "user_root", "write"]
+__all__ = ["DatabaseError", "File", "Quarantined", "View", "all_records", "check", "dump", "gpu_of", "open_view", "paths",
+           "read", "search_path", "shipped_root", "user_root", "write"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,77 @@ def write(records: Iterable[Record], root: Path | None = None) -> list[Path]:
     for record in records:
         groups[record.gpu, record.problem.op].append(record)
     return [merge_into(root, gpu, op, group) for (gpu, op), group in groups.items()]
+
+
+def gpu_of(key: GpuKey) -> Gpu | None:
+    """The catalogue's `Gpu` of this identity, or one with the limits of its arch, or None if the arch is not in gpus.yaml."""
+    known = list(catalogue().values())
+    for gpu in known:
+        if gpu.identity == key.identity:
+            return gpu
+    for gpu in known:
+        if gpu.arch == key.arch:
+            limits = MappingProxyType({**gpu.limits, "l2_bytes": key.l2_bytes, "memory_clock_mhz": key.memory_clock_mhz})
+            return replace(gpu, name=key.name, title=key.name, sms=key.sms, limits=limits)
+    return None
+
+
+def check(files: Iterable[Path], compiled: bool = True) -> list[str]:
+    """One sentence for each thing wrong with the database in `files`; [] if all is well.
+
+    That is: files and entries that cannot be used, configs that the kernel's rules forbid, and (with `compiled`, which
+    needs no GPU) records that are not current, because today's source compiles to another cubin or does not compile. Records
+    of another NVRTC are not compared. Raises `CompilerMissing` if there is nothing to compile with.
+    """
+    findings = []
+    legal: list[tuple[Path, Record]] = []
+    for path in files:
+        file = read(path)
+        findings += [file.error] if file.error else []
+        findings += [f"{path}: {bad.problem}: {bad.reason}" for bad in file.quarantined]
+        for record in file.records:
+            if reason := _illegal(record):
+                findings.append(f"{path}: {record.problem}: {reason}")
+            else:
+                legal.append((path, record))
+    if compiled and legal:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC compiles without the GIL
+            reasons = pool.map(lambda item: _outdated(item[1]), legal)
+            findings += [f"{path}: {record.problem}: {reason}" for (path, record), reason in zip(legal, reasons) if reason]
+    return findings
+
+
+def _illegal(record: Record) -> str | None:
+    gpu = gpu_of(record.gpu)
+    if gpu is None:
+        return None
+    configs = [record.config, *(config for config, _ in record.ties)] + ([record.default_config] if record.default_config else [])
+    for config in configs:
+        kernel = kernel_of(config)
+        if reason := kernel.reject(record.problem, gpu) or kernel.illegal(record.problem.static, config, gpu):
+            return f"illegal config {config}: {reason}"
+    return None
+
+
+def _outdated(record: Record) -> str | None:
+    from . import compile
+
+    gpu = gpu_of(record.gpu)
+    if gpu is None or record.nvrtc != compile.nvrtc_version():
+        return None
+    try:
+        binary = compile.build(record.problem.static, record.config, gpu)
+    except compile.CompileError as error:
+        return f"does not compile: {error}; {_again(record)}"
+    if flaw := compile.flaw(binary):
+        return f"{flaw[0]}: {flaw[1]}; {_again(record)}"
+    if binary.sha256 != record.cubin_sha256:
+        return f"stale: today's source compiles to another cubin than the one {record.evidence}; {_again(record)}"
+    return None
+
+
+def _again(record: Record) -> str:
+    return f"`autotune tune --problem {record.problem}` on {record.gpu.name} makes it current"
 
 
 def _overlay(roots: Iterable[Path], op: str, wanted: Callable[[GpuKey], bool]) -> tuple[tuple[Record, ...], tuple[str, ...]]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from collections.abc import Callable, Iterable, Mapping
 
 from .problem import OPS
 from .records import GpuKey, Record, RecordError, merge

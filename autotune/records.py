@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from collections.abc import Iterable, Mapping
 
 from .config import Config, ConfigError
 from .gpu import Gpu

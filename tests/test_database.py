@@ -19,19 +19,14 @@ from hypothesis import strategies as st
 from autotune import database, dbfile, gpu, kernels
 from autotune.problem import Problem
 from autotune.records import GpuKey, Record, RecordError, merge
+from samples import legal
 
 H200 = gpu.by_name("nvidia-h200")
 KEY = GpuKey.of(H200)
 PROBLEM = Problem.parse("forward-bf16-b1-h32x8-q8192-k8192-d128-causal")
 
 
-def legal_configs(problem, count):
-    kernel = kernels.candidates(problem, H200)[0]
-    legal = (c for c in kernel.products(problem.static, H200) if kernel.illegal(problem.static, c, H200) is None)
-    return list(itertools.islice(legal, 0, 40 * count, 40))
-
-
-CONFIGS = legal_configs(PROBLEM, 5)
+CONFIGS = list(itertools.islice(legal(kernels.candidates(PROBLEM, H200)[0], PROBLEM.static, H200, step=5), 5))
 
 
 def record(problem=PROBLEM, config=CONFIGS[0], time_us=412.5, **changes):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from autotune import compile, database, gpu, kernels
 from autotune.problem import Problem, ProblemError
 from autotune.records import GpuKey, Record
+from samples import legal
 
 module = importlib.import_module("autotune.lookup")  # `autotune.lookup` is the function
 lookup, distance, Match, NoKernelError = module.lookup, module.distance, module.Match, module.NoKernelError
@@ -25,8 +26,7 @@ lookup, distance, Match, NoKernelError = module.lookup, module.distance, module.
 H200, H100, L4, A100 = (gpu.by_name(f"nvidia-{name}") for name in ("h200", "h100-sxm", "l4", "a100-sxm-80gb"))
 PROBLEM = Problem.parse("forward-bf16-b1-h32x8-q8192-k8192-d128-causal")
 KERNEL = kernels.candidates(PROBLEM, H200)[0]
-LEGAL = [c for c in itertools.islice(KERNEL.products(PROBLEM.static, H200), 4000)
-         if KERNEL.illegal(PROBLEM.static, c, H200) is None][::50][:4]
+LEGAL = list(itertools.islice(legal(KERNEL, PROBLEM.static, H200, step=5), 4))
 
 
 def record(problem=PROBLEM, on=H200, config=LEGAL[0], **changes):
@@ -161,8 +161,7 @@ def test_confirmed_says_whether_todays_build_is_the_one_that_was_measured(db):
 
 
 def test_a_config_that_is_illegal_here_is_not_chosen(db):
-    big = next(c for c in KERNEL.products(PROBLEM.static, H200)
-               if c["smem_bytes"] >= 64 * 1024 and KERNEL.illegal(PROBLEM.static, c, H200) is None)
+    big = next(c for c in legal(KERNEL, PROBLEM.static, H200, step=5) if c["smem_bytes"] > LEGAL[1]["smem_bytes"])
     db(record(config=big), record(dataclasses.replace(PROBLEM, seqlen_q=4096, seqlen_k=4096), config=LEGAL[1]))
     small = dataclasses.replace(H200, limits=MappingProxyType({**H200.limits, "smem_per_block_bytes": big["smem_bytes"] - 1}))
     match = lookup(PROBLEM, small)
