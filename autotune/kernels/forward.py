@@ -84,9 +84,5 @@ class ForwardKernel(Kernel):
                 scale * LOG2E)
 
     def launch_values(self, config: Config) -> tuple:
-        """The part of `arguments` that depends on the config."""
-        return tuple(int(config[p.name]) for p in self.parameters if self.is_field(p))
-
-    def is_field(self, parameter: Parameter) -> bool:
-        """Whether a launch parameter is a member of Params (the others are properties of the launch)."""
-        return any(field.name == parameter.name for field in self.fields[len(FORWARD_FIELDS):])
+        """The part of `arguments` that depends on the config: the launch parameters that are members of Params."""
+        return tuple(int(config[field.name]) for field in self.fields[len(FORWARD_FIELDS):])
