@@ -20,7 +20,8 @@ COMMANDS = ("tune", "lookup", "source", "verify", "bench", "build", "db", "gpus"
 # Errors of this package whose message is a sentence for the user. Anything else is a bug and keeps its traceback.
 USER_ERRORS = frozenset((
     "AttentionError", "BenchError", "CacheError", "CompileError", "CompilerMissing", "ConfigError", "DatabaseError", "GpuError",
-    "LaunchError", "ModelError", "NoKernelError", "ProblemError", "RecordError", "ToolMissing", "UsageError", "WorkerError",
+    "LaunchError", "ModelError", "NoKernelError", "ProblemError", "RecordError", "StoreError", "ToolMissing", "TuneError",
+    "UsageError", "WorkerError",
 ))
 
 

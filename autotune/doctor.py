@@ -13,7 +13,7 @@ from typing import Iterator
 OK, NOTE, FAIL = "ok", "note", "FAIL"
 
 REQUIRED = ("numpy", "jinja2", "pyyaml", "optuna", "filelock", "platformdirs")
-OPTIONAL = {"torch": "torch tensors and `autotune bench`", "nvidia-ml-py": "clocks and other processes in the conditions of a time",
+OPTIONAL = {"torch": "torch tensors and `autotune bench`", "nvidia-ml-py": "clocks and other processes in a time's conditions",
             "ml_dtypes": "bf16 in checks"}
 
 
@@ -38,7 +38,8 @@ def examine() -> Iterator[Finding]:
 
 def _python() -> Iterator[Finding]:
     ok = (3, 10) <= sys.version_info[:2] <= (3, 13)
-    yield Finding(OK if ok else FAIL, "python", f"{sys.version.split()[0]} at {sys.executable}" + ("" if ok else "; 3.10 to 3.13 are supported"))
+    hint = "" if ok else "; 3.10 to 3.13 are supported"
+    yield Finding(OK if ok else FAIL, "python", f"{sys.version.split()[0]} at {sys.executable}{hint}")
 
 
 def _packages() -> Iterator[Finding]:

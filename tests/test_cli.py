@@ -36,9 +36,9 @@ def _forget_lookups():
 @pytest.fixture
 def no_gpu(monkeypatch):
     """As on a machine without a GPU, whatever this one has."""
-    import autotune.commands.gpus
-    import autotune.lookup
+    from autotune.commands import gpus  # noqa: F401  modules that hold `detect` by name must be there to be changed
     from autotune.gpu import GpuError
+    from autotune.lookup import refresh  # noqa: F401
 
     def detect(device=0):
         raise GpuError("no GPU can be used: there is no driver. `nvidia-smi` shows whether a driver is loaded")
@@ -74,8 +74,8 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize("command", [("tune", "--problem"), ("lookup",), ("source",), ("verify",), ("bench", "--against", "sdpa-flash"),
-                                     ("db", "show")])
+@pytest.mark.parametrize("command", [("tune", "--problem"), ("lookup",), ("source",), ("verify",), ("db", "show"),
+                                     ("bench", "--against", "sdpa-flash")])
 @pytest.mark.parametrize("text, saying", MALFORMED)
 def test_a_malformed_problem(capsys, homes, command, text, saying):
     refuses(capsys, homes, *command, text, saying=saying)
@@ -109,16 +109,17 @@ def test_a_config_that_no_kernel_declares(capsys, homes, config, saying):
 
 def test_a_declared_config_that_is_illegal_here(capsys, homes):
     from autotune.gpu import by_name
-    from autotune.kernels import KERNELS
+    from autotune.kernels import default_config
     from autotune.problem import Problem
 
-    kernel, problem = KERNELS["forward_mma"], Problem.parse(LLAMA)
-    config = next(c for c in kernel.products(problem.static, by_name("nvidia-h200"))
-                  if kernel.illegal(problem.static, c, by_name("nvidia-h200")))
-    refuses(capsys, homes, "source", LLAMA, "--gpu", "nvidia-h200", "--config", config.text, saying=f"cannot serve {LLAMA} on nvidia-h200")
+    config = default_config(Problem.parse(LLAMA), by_name("nvidia-h200"))
+    illegal = config.text.replace(f"smem_bytes={config['smem_bytes']}", "smem_bytes=16")
+    refuses(capsys, homes, "source", LLAMA, "--gpu", "nvidia-h200", "--config", illegal,
+            saying=f"cannot serve {LLAMA} on nvidia-h200: smem_bytes is 16")
 
 
-@pytest.mark.parametrize("command", [("verify", SMALL), ("bench", SMALL, "--against", "sdpa-flash"), ("lookup", SMALL), ("source", SMALL)])
+@pytest.mark.parametrize("command", [("verify", SMALL), ("bench", SMALL, "--against", "sdpa-flash"), ("lookup", SMALL),
+                                     ("source", SMALL)])
 def test_no_gpu_where_one_is_needed(capsys, homes, no_gpu, command):
     refuses(capsys, homes, *command, saying="no GPU can be used")
 
@@ -161,8 +162,9 @@ records:
 """
 
 
-@pytest.fixture(params=[(TRUNCATED, "not YAML"), (b"\xff\xfe\x00", "not UTF-8"), (ILLEGAL, "block_m"), ("schema: 99\n", "schema 99 is newer"),
-                        ("[1, 2]\n", "not a tuning database")], ids=["truncated", "binary", "illegal", "newer", "list"])
+@pytest.fixture(params=[(TRUNCATED, "not YAML"), (b"\xff\xfe\x00", "not UTF-8"), (ILLEGAL, "block_m"),
+                        ("schema: 99\n", "schema 99 is newer"), ("[1, 2]\n", "not a tuning database")],
+                ids=["truncated", "binary", "illegal", "newer", "list"])
 def broken(request, homes):
     """(database file that cannot be used, words that say why)."""
     content, words = request.param
@@ -245,7 +247,8 @@ def test_no_disassembler(capsys, homes, monkeypatch):
 
 def autotune(*arguments: str) -> subprocess.CompletedProcess:
     """`python -m autotune ARGUMENTS` in its own process."""
-    return subprocess.run([sys.executable, "-m", "autotune", *arguments], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    return subprocess.run([sys.executable, "-m", "autotune", *arguments], capture_output=True, text=True,
+                          cwd=Path(__file__).parents[1])
 
 
 def test_lookup_says_which_config_and_why(capsys, homes):

@@ -21,7 +21,8 @@ def run(args: argparse.Namespace) -> int:
 
     root = database.shipped_root()
     if root.name != "tuning_db":
-        raise UsageError(f"build writes a checkout's generated/, but autotune is installed in {root.parent}; run it from a checkout")
+        raise UsageError(f"build writes a checkout's generated/, but autotune is installed in {root.parent}; "
+                         "run it from a checkout")
     folder = root.parent / "generated"
     if args.check:
         differences = build.check(folder, root)

@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Iterable
 
 from ..problem import Problem
-from .common import UsageError, add_problem, microseconds, table, tflops
+from ..tables import microseconds, table, tflops
+from .common import UsageError, add_problem
 
 SUMMARY = "list, show or check tuning records"
 
@@ -37,13 +39,13 @@ def _list(args: argparse.Namespace) -> int:
     rows = []
     for path, record in database.all_records():
         if args.gpu in (None, record.gpu.name):
-            rows.append((record.problem, record.gpu.name, record.evidence, microseconds(record.time_us), tflops(record.problem, record.time_us),
-                         record.config, _whose(path)))
+            rows.append((record.problem, record.gpu.name, record.evidence, microseconds(record.time_us),
+                         tflops(record.problem, record.time_us), record.config, _whose(path)))
     if rows:
         print(table(("problem", "gpu", "evidence", "us", "TFLOP/s", "config", "database"), rows))
     else:
         print("no records" + (f" of {args.gpu}" if args.gpu else "") + "; `autotune tune --model llama-3-8b` makes some")
-    return _complain(path for root in database.search_path() for path in database.paths(root))
+    return _complain(database.check(_files([]), compiled=False))
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -64,15 +66,19 @@ def _show(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     from .. import database
+    from ..compile import CompilerMissing
 
     files = _files(args.path)
-    if unusable := _complain(files):
-        return unusable
-    stale = database.check(files)
+    if unusable := database.check(files, compiled=False):
+        return _complain(unusable)
+    count = sum(len(database.read(path).records) for path in files)
+    try:
+        stale, verdict = database.check(files), "all legal and current"
+    except CompilerMissing as error:
+        stale, verdict = [], f"all legal; whether they are current was not compared, because {error}"
     for sentence in stale:
         print(sentence)
-    count = sum(len(database.read(path).records) for path in files)
-    print(f"{count} records in {len(files)} files: " + (f"{len(stale)} need attention" if stale else "all legal and current"))
+    print(f"{count} records in {len(files)} files: " + (f"{len(stale)} need tuning again" if stale else verdict))
     return 1 if stale else 0
 
 
@@ -87,17 +93,12 @@ def _files(given: list[Path]) -> list[Path]:
     return [file for path in given for file in (database.paths(path) if path.is_dir() else [path])]
 
 
-def _complain(files) -> int:
-    """Says on stderr which files and entries cannot be used; 2 if there is one, else 0."""
-    from .. import database
-
+def _complain(reasons: Iterable[str]) -> int:
+    """Says on stderr what cannot be used; 2 if there is anything, else 0."""
     code = 0
-    for path in files:
-        file = database.read(path)
-        reasons = [file.error] if file.error else [f"{path}: {bad.problem}: {bad.reason}" for bad in file.quarantined]
-        for reason in reasons:
-            print(f"autotune db: {reason}", file=sys.stderr)
-            code = 2
+    for reason in reasons:
+        print(f"autotune db: {reason}", file=sys.stderr)
+        code = 2
     return code
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..gpu import Gpu, GpuError, catalogue, detect
-from .common import table
+from ..tables import table
 
 SUMMARY = "the GPU at hand and the catalogue"
 
@@ -29,5 +29,5 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(gpu: Gpu, mark: str) -> tuple:
-    return (gpu.name + mark, f"sm_{gpu.arch}", gpu.sms, gpu["l2_bytes"] >> 20, round(gpu["memory_bytes"] / 1e9), gpu["bandwidth_gb_s"],
-            gpu["sm_clock_mhz"], round(gpu.mma_tflops), gpu["smem_per_block_bytes"] >> 10)
+    return (gpu.name + mark, f"sm_{gpu.arch}", gpu.sms, gpu["l2_bytes"] >> 20, round(gpu["memory_bytes"] / 1e9),
+            gpu["bandwidth_gb_s"], gpu["sm_clock_mhz"], round(gpu.mma_tflops), gpu["smem_per_block_bytes"] >> 10)

@@ -6,7 +6,8 @@ import argparse
 
 from ..gpu import resolve
 from ..problem import Problem
-from .common import add_gpu, add_problem, microseconds, tflops
+from ..tables import microseconds, tflops
+from .common import add_gpu, add_problem
 
 SUMMARY = "which configuration serves a problem, and why"
 

@@ -9,7 +9,8 @@ import argparse
 
 from ..gpu import resolve
 from ..problem import Problem
-from .common import UsageError, add_gpu, add_problem, table
+from ..tables import table
+from .common import UsageError, add_gpu, add_problem
 
 SUMMARY = "the CUDA source that serves a problem, its PTX, SASS or resources"
 
@@ -70,6 +71,8 @@ def _resources(binary, problem: Problem, config) -> str:
     steps = {step.entry: step for step in kernels.kernel_of(config).plan(problem, config)}
     rows = [(entry, r.registers, r.spill_bytes, r.stack_bytes, r.smem_bytes, steps[entry].smem_bytes if entry in steps else "-",
              steps[entry].block if entry in steps else "-", r.barriers) for entry, r in binary.entries.items()]
-    header = ("entry", "registers", "spilled bytes", "stack bytes", "static shared bytes", "dynamic shared bytes", "threads", "barriers")
-    facts = [f"config   {config}", f"target   {binary.target}, NVRTC {binary.nvrtc}", f"cubin    {len(binary.image)} bytes, sha256 {binary.sha256}"]
+    header = ("entry", "registers", "spilled bytes", "stack bytes", "static shared bytes", "dynamic shared bytes", "threads",
+              "barriers")
+    facts = [f"config   {config}", f"target   {binary.target}, NVRTC {binary.nvrtc}",
+             f"cubin    {len(binary.image)} bytes, sha256 {binary.sha256}"]
     return "\n".join([*facts, *(f"advisory {advisory}" for advisory in binary.advisories), "", table(header, rows)])

@@ -10,7 +10,8 @@ import argparse
 
 from ..gpu import Gpu
 from ..problem import EXAMPLE
-from .common import UsageError, add_gpu, gpu_or_stand_in, microseconds, problems_of, table, tflops
+from ..tables import microseconds, table, tflops
+from .common import UsageError, add_gpu, gpu_or_stand_in, problems_of
 
 SUMMARY = "find and record the best configuration of problems or of a whole model"
 EFFORTS = ("quick", "full")
@@ -19,21 +20,20 @@ EFFORTS = ("quick", "full")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", metavar="NAME", help="every problem of a model, such as llama-3-8b")
-    what.add_argument("--problem", metavar="TEXT", action="append", help=f"one problem, such as {EXAMPLE}; may stand several times")
+    what.add_argument("--problem", metavar="TEXT", action="append",
+                      help=f"one problem, such as {EXAMPLE}; may stand several times")
     add_gpu(parser)
-    parser.add_argument("--effort", choices=EFFORTS, default="quick", help="quick: about a minute a problem; full: most of the space")
+    parser.add_argument("--effort", choices=EFFORTS, default="quick",
+                        help="quick: at most a minute for each problem; full: up to a quarter of an hour")
     parser.add_argument("--db", choices=("user", "checkout"), default="user",
                         help="where winners are recorded: your own database, or this checkout's tuning_db/ (for maintainers)")
 
 
 def run(args: argparse.Namespace) -> int:
-    problems = problems_of(args.problem or (), args.model)
+    problems = list(dict.fromkeys(problem.simplified() for problem in problems_of(args.problem or (), args.model)))
     gpu, at_hand = gpu_or_stand_in(args.gpu)
-    from .. import compile, database, kernels, tuner
+    from .. import database, tuner
 
-    for problem in problems:  # say what cannot be done before anything is written
-        kernels.default_config(problem, gpu)
-    compile.nvrtc_version()
     root = database.user_root() if args.db == "user" else checkout_root()
     records = tuner.tune(problems, gpu=gpu, effort=args.effort, root=root)
     print(report(records))
