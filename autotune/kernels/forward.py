@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import Config, Parameter, Value
+from ..config import Config, Value
 from ..gpu import Gpu
 from ..problem import Problem, Static
 from .base import Field, Kernel
