@@ -8,6 +8,7 @@ says where it is not. Needs NVRTC, for the resources in the headers, and no GPU.
 from __future__ import annotations
 
 import os
+import textwrap
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from .kernels.base import Kernel
 from .records import Record
 
 MARK = "written by `autotune build`"  # in the first line of what this module may replace or remove
+WIDTH = 117  # of a header line, without "// "
 
 
 def write(folder: Path, root: Path) -> list[Path]:
@@ -96,7 +98,7 @@ def _source(records: list[Record]) -> str:
     binary = compile.build(first.problem.static, first.config, gpu)
     lines = [f"{kernel.name} for {first.problem.static.text} on {first.gpu.name}; {MARK} from templates/ and tuning_db/",
              "",
-             f"config     {_line(_of_kind(kernel, first.config, 'compile'))}",
+             *_wrapped("config     ", _line(_of_kind(kernel, first.config, "compile"))),
              *(f"resources  {line}" for line in _resources(kernel, first, binary)),
              f"compiler   NVRTC {binary.nvrtc}, -arch={binary.target}; options {' '.join(compile.OPTIONS)}",
              f"again      autotune source {first.problem} --gpu {gpu.name} --config '{first.config}'",
@@ -122,7 +124,7 @@ def _served(kernel: Kernel, record: Record) -> list[str]:
     rate = f"{record.problem.flops / record.time_us * 1e-6:.0f} TFLOP/s"
     result = f"{record.time_us:.6g} us {record.evidence} ({rate})"
     if record.speedup:
-        result += f", {record.speedup:.3f} x as fast as the default ({record.default_config})"
+        result += f", {record.speedup:.3f} x as fast as the default"
     trials = f"the best of {record.trials}, {len(record.ties)} within noise of it, {record.date}"
     return [*([f"launched with {launch}"] if launch else []), result, trials]
 
@@ -133,6 +135,10 @@ def _of_kind(kernel: Kernel, config: Config, kind: str) -> dict:
 
 def _line(values: dict) -> str:
     return Config.of("", values).text.strip()
+
+
+def _wrapped(title: str, text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=title, subsequent_indent=" " * len(title), break_on_hyphens=False)
 
 
 def _text(path: Path) -> str | None:

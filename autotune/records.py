@@ -206,13 +206,18 @@ def _time(value: object, name: str) -> float:
 def _plain(value: object, where: str, depth: int) -> object:
     """A copy of `value` made of mappings, lists and scalars that YAML gives back unchanged, or `RecordError`."""
     if isinstance(value, Mapping) and depth:
-        _require(all(isinstance(name, str) for name in value), f"{where}: every name must be text")
+        _require(all(map(_is_text, value)), f"{where}: every name must be text")
         return {name: _plain(item, f"{where}.{name}", depth - 1) for name, item in value.items()}
     if isinstance(value, (list, tuple)) and depth and where != "conditions":
         return [_plain(item, where, depth - 1) for item in value]
-    ok = value is None or type(value) in (bool, int, str) or type(value) is float and math.isfinite(value)
+    ok = value is None or type(value) in (bool, int) or type(value) is float and math.isfinite(value) or _is_text(value)
     _require(ok and where != "conditions", f"{where} is {value!r:.80}; it must be plain data, nested at most {_MAX_DEPTH} deep")
     return value
+
+
+def _is_text(value: object) -> bool:
+    """Whether a file can hold `value`: a lone surrogate has no UTF-8 form."""
+    return type(value) is str and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _sorted(value: object) -> object:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -161,6 +162,12 @@ def test_problem_keys_are_canonical(text):
         Record.from_entry(text, record().as_entry(), KEY)
 
 
+@pytest.mark.parametrize("conditions", [{"driver": "\ud800"}, {"\ud800": 1}, {"spread": float("inf")}, {"set": {1}}, {"raw": b"1"}])
+def test_conditions_that_no_file_can_hold_are_refused(conditions):
+    with pytest.raises(RecordError, match="conditions"):
+        record(conditions=conditions)
+
+
 @pytest.mark.parametrize("name", ["../up", "a/b", "", "A", "x" * 81, 3])
 def test_gpu_names_stay_in_their_folder(name):
     with pytest.raises(RecordError, match="gpu name"):
@@ -282,6 +289,31 @@ def test_writers_at_the_same_time_lose_nothing(tmp_path):
     assert len(file.records) == 4 * 8 + 1 and not file.quarantined and not file.error
     assert {r.time_us for r in file.records if r.problem == PROBLEM} == {10.0}
     assert {p.name for p in file.path.parent.iterdir()} <= {"forward.yaml", ".forward.yaml.lock"}
+
+
+def _write_for_ever(root):
+    for n in itertools.count(1):
+        database.write([record(dataclasses.replace(PROBLEM, batch=n % 40 + 1), time_us=float(n))], Path(root))
+
+
+def test_a_killed_writer_leaves_a_whole_file(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    path = tmp_path / "nvidia-h200" / "forward.yaml"
+    database.write([record()], tmp_path)
+    for round_ in range(3):
+        writer = context.Process(target=_write_for_ever, args=(str(tmp_path),))
+        before = path.read_bytes()
+        writer.start()
+        deadline = time.monotonic() + 60
+        while path.read_bytes() == before and time.monotonic() < deadline:
+            assert not dbfile.read(path).error
+        time.sleep(0.013 * round_)
+        writer.kill()
+        writer.join()
+        file = dbfile.read(path)
+        assert file.records and not file.error and not file.quarantined and path.read_bytes() != before
+    database.write([record(time_us=1.0, date="2027-01-01 00:00:00 UTC")], tmp_path)  # the dead writer's lock is free
+    assert 1.0 in {r.time_us for r in dbfile.read(path).records}
 
 
 def test_nothing_to_add_writes_nothing(tmp_path):
