@@ -15,7 +15,7 @@ PACKAGE = ROOT / "autotune"
 TEMPLATES = ROOT / "templates"
 MEGABYTE = 1 << 20
 
-MAX_LINES = {"autotune": 320, "templates": 320, "scripts": 120, "tests": 450}
+MAX_LINES = {"autotune": 320, "templates": 320, "scripts": 120, "tests": 500}
 
 
 def tracked() -> list[Path]:
