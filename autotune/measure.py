@@ -66,7 +66,7 @@ class Measurement:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["samples_us"] = list(self.samples_us)
         values["conditions"] = dict(self.conditions)
-        return {name: value for name, value in values.items() if value is not None and value != "" and value != [] and value != {}}
+        return {name: value for name, value in values.items() if value is not None and value not in ("", [], {})}
 
     @classmethod
     def from_dict(cls, data: object) -> Measurement:

@@ -1,0 +1,289 @@
+"""Times candidates on the GPU: our kernels and others' libraries by the same code.
+
+    bench = Bench(problem, gpu)
+    m = bench.time(Candidate("ours", lambda i: launch_on(bench.sets[i])))
+    ms = bench.interleave([ours, theirs], rounds=20)
+
+Caches are cold. Below a millisecond a CUDA graph walks through input sets that together are larger than twice the L2, so
+that none is there when its turn comes again, and no launch waits for the host. Above, L2 is flushed before each launch by
+*reading* 4 x L2: a flush that writes makes the kernel pay for the write-back, up to 32 % of a short one.
+"""
+
+from __future__ import annotations
+
+import time as clock
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Callable, Sequence
+
+from .gpu import Gpu
+from .inputs import Inputs, make_inputs
+from .measure import Measurement, hopeless
+from .numerics import empty
+from .problem import Problem
+
+GRAPH_BELOW_US = 1000.0
+MAX_SETS = 512  # tiny problems: below this they fit L2 anyway, as they will in use
+REPLAY_US = 200.0  # a sample lasts at least this long; events resolve about 1 us
+WARM_UP_US = 5000.0  # clocks rise within this
+MIN_SAMPLES, MAX_SAMPLES = 3, 40
+RACE_FACTOR = 1.15  # a candidate whose fastest sample is this much slower than the best is not timed further
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something to time. `launch(i)` enqueues one call on input set i, on CuPy's current stream, and does not wait.
+
+    It is called once before any capture, so what loads lazily may. A candidate whose library cannot be captured says
+    `capturable=False`; its launches are then enqueued one by one behind a flush that hides the host.
+    """
+
+    name: str
+    launch: Callable[[int], None]
+    capturable: bool = True
+
+
+@dataclass(frozen=True)
+class InputSet:
+    """Arrays for one call: the `Inputs` and an output (B, Sq, Hq, Dv)."""
+
+    inputs: Inputs
+    out: object
+
+
+def uses_graph(problem: Problem, gpu: Gpu) -> bool:
+    """Whether `problem` is timed by graph. From the roofline, so that all candidates and all runs agree."""
+    if problem.dtype == "fp32":
+        flops_per_us = gpu.sms * gpu["fma_flops_per_clock_sm"] * gpu["sm_clock_mhz"]
+    else:
+        flops_per_us = gpu.mma_tflops * 1e6
+    bound = max(problem.flops / flops_per_us, problem.compulsory_bytes / (gpu["bandwidth_gb_s"] * 1e3))
+    return bound / 0.6 < GRAPH_BELOW_US  # good kernels reach about 60 % of it
+
+
+def set_count(problem: Problem, gpu: Gpu) -> int:
+    """How many input sets are together larger than twice the L2, one in use; 1 where a flush does the work."""
+    if not uses_graph(problem, gpu):
+        return 1
+    each = max(1, problem.compulsory_bytes)
+    return min(MAX_SETS, 2 * gpu["l2_bytes"] // each + 2)
+
+
+class Bench:
+    """Input sets, a stream and a flush for one problem on the current device. Everything lives as long as the object."""
+
+    def __init__(self, problem: Problem, gpu: Gpu, seed: int = 0):
+        import cupy
+
+        self.problem, self.gpu, self.graph = problem, gpu, uses_graph(problem, gpu)
+        first = make_inputs(problem, "random", seed, cupy)
+        shape = problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim_v
+        self.sets: list[InputSet] = []
+        for i in range(set_count(problem, gpu)):
+            inputs = first if i == 0 else replace(first, q=first.q.copy(), k=first.k.copy(), v=first.v.copy())
+            self.sets.append(InputSet(inputs, empty(cupy, shape, problem.out_dtype)))
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._flush_source = cupy.zeros(4 * gpu["l2_bytes"] // 16 * 4, cupy.float32)
+        self._flush_sink = cupy.zeros(1, cupy.float32)
+        cupy.cuda.Device().synchronize()
+
+    @property
+    def policy(self) -> str:
+        """How times are taken, as it stands in a `Measurement`."""
+        return f"graph over {len(self.sets)} input sets" if self.graph else "events after reading 4 x L2"
+
+    def time(self, candidate: Candidate, seconds: float = 0.1, best_us: float | None = None,
+             error_ratio: float | None = None) -> Measurement:
+        """Times one candidate for about `seconds`, or until it cannot come near `best_us`. Exceptions of the launch pass on."""
+        with self.stream:
+            sampler = _Sampler(self, candidate)
+            samples: list[float] = []
+            spent_us = 0.0
+            while len(samples) < MAX_SAMPLES and (len(samples) < MIN_SAMPLES or spent_us < seconds * 1e6):
+                samples.append(sampler.sample())
+                spent_us += samples[-1] * sampler.launches
+                if hopeless(samples, best_us, RACE_FACTOR):
+                    break
+        return _measurement(samples, sampler, error_ratio)
+
+    def interleave(self, candidates: Sequence[Candidate], rounds: int = 15) -> list[Measurement]:
+        """Times the candidates by turns, in an order that reverses every round, so that heat and clocks are shared fairly."""
+        with self.stream:
+            samplers = [_Sampler(self, candidate) for candidate in candidates]
+            samples: list[list[float]] = [[] for _ in candidates]
+            for n in range(rounds):
+                order = range(len(candidates))
+                for i in order if n % 2 == 0 else reversed(order):
+                    samples[i].append(samplers[i].sample())
+        return [_measurement(taken, sampler, None) for taken, sampler in zip(samples, samplers)]
+
+    def flush(self) -> None:
+        """Reads 4 x L2 on the current stream."""
+        count = self._flush_source.size // 4
+        _flush_kernel()((self.gpu.sms * 8,), (256,), (self._flush_source, self._flush_sink, count))
+
+
+class _Sampler:
+    """One candidate made ready: warm, captured if the policy wants it. The bench's stream is current throughout."""
+
+    def __init__(self, bench: Bench, candidate: Candidate):
+        from cupy.cuda import Event
+
+        self._bench, self._candidate = bench, candidate
+        self._begin, self._end = Event(), Event()
+        self._sets = len(bench.sets)
+        self.launches, self.policy, self.mhz = 1, bench.policy, None
+        self._call = lambda: candidate.launch(0)
+        once = self._elapsed()  # also loads whatever loads lazily
+        if bench.graph:
+            self.launches = self._sets * max(1, round(REPLAY_US / (once * self._sets)))
+            self._call = self._captured() if candidate.capturable else self._enqueue
+            if not candidate.capturable:
+                self.policy = f"queue over {self._sets} input sets"
+        warm = once if not bench.graph else 0.0
+        while warm < WARM_UP_US:
+            warm += max(self._elapsed(), 1.0)
+
+    def sample(self) -> float:
+        """Mean time of a launch in microseconds, caches cold."""
+        flush = not self._bench.graph or not self._candidate.capturable
+        return self._elapsed(flush, ask_clock=self.mhz is None) / self.launches
+
+    def _enqueue(self) -> None:
+        for i in range(self.launches):
+            self._candidate.launch(i % self._sets)
+
+    def _captured(self) -> Callable[[], None]:
+        stream = self._bench.stream
+        stream.begin_capture()
+        try:
+            self._enqueue()
+        finally:  # a stream left capturing could not be used again
+            graph = stream.end_capture()
+        graph.upload(stream)
+        return lambda: graph.launch(stream)
+
+    def _elapsed(self, flush: bool = False, ask_clock: bool = False) -> float:
+        from cupy.cuda import get_elapsed_time
+
+        if flush:
+            self._bench.flush()
+        self._begin.record(self._bench.stream)
+        self._call()
+        self._end.record(self._bench.stream)
+        if ask_clock:  # the GPU is at work meanwhile
+            self.mhz = sm_clock_mhz()
+        self._end.synchronize()
+        return get_elapsed_time(self._begin, self._end) * 1e3
+
+
+def _measurement(samples_us: list[float], sampler: _Sampler, error_ratio: float | None) -> Measurement:
+    return Measurement.of_samples(samples_us, policy=sampler.policy, sm_clock_mhz=sampler.mhz, error_ratio=error_ratio,
+                                  conditions=conditions())
+
+
+def sm_clock_mhz() -> int | None:
+    """The current device's SM clock now, or None if the driver's management library cannot be asked."""
+    handle = _nvml_handle()
+    if handle is None:
+        return None
+    import pynvml
+
+    try:
+        return int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+    except pynvml.NVMLError:
+        return None
+
+
+def conditions() -> dict[str, object]:
+    """What else a time depends on: driver, CUDA and NVRTC versions, other processes on the GPU. Without what cannot be asked."""
+    from .compile import nvrtc_version
+
+    found: dict[str, object] = {**_versions(), "nvrtc": nvrtc_version()}
+    if (others := _other_processes()) is not None:
+        found["other_processes"] = others
+    return found
+
+
+_processes: tuple[float, int | None] = (-1.0, None)
+
+
+def _other_processes() -> int | None:
+    """Other processes that compute on the device, asked at most once a second: it takes a few milliseconds."""
+    global _processes
+    if _processes[0] < 0 or clock.monotonic() - _processes[0] > 1:
+        _processes = clock.monotonic(), _count_processes()
+    return _processes[1]
+
+
+def _count_processes() -> int | None:
+    handle = _nvml_handle()
+    if handle is None:
+        return None
+    import pynvml
+
+    try:
+        # In a container the driver knows this process by another number, so it counts as one of them, whichever it is.
+        return max(0, len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) - 1)
+    except pynvml.NVMLError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def _versions() -> dict[str, object]:
+    from cupy.cuda import runtime
+
+    found: dict[str, object] = {"cuda": _dotted(runtime.driverGetVersion())}
+    if _nvml_handle() is not None:
+        import pynvml
+
+        try:
+            driver = pynvml.nvmlSystemGetDriverVersion()
+            found["driver"] = driver.decode() if isinstance(driver, bytes) else driver
+        except pynvml.NVMLError:
+            pass
+    return found
+
+
+def _nvml_handle():
+    from cupy.cuda import runtime
+
+    return _nvml_handle_of(runtime.getDevice())
+
+
+@lru_cache(maxsize=None)
+def _nvml_handle_of(device: int):
+    """NVML numbers devices its own way; the PCI bus id is what both know. None if there is no NVML."""
+    from cupy.cuda import runtime
+
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByPciBusId(runtime.deviceGetPCIBusId(device).encode())
+    except Exception:  # not installed, no library, no permission: clocks are then not recorded
+        return None
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+# Every thread sums what it reads and stores the sum only if it is a number that zeros do not add up to, so no write happens.
+FLUSH_SOURCE = r"""
+extern "C" __global__ void flush(const float4* source, float* sink, long long count) {
+    float sum = 0;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x) {
+        const float4 four = source[i];
+        sum += four.x + four.y + four.z + four.w;
+    }
+    if (sum != 0) *sink = sum;
+}
+"""
+
+
+@lru_cache(maxsize=1)
+def _flush_kernel():
+    import cupy
+
+    return cupy.RawKernel(FLUSH_SOURCE, "flush")
