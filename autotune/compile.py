@@ -1,4 +1,4 @@
-"""CUDA source in, `Binary` out: a cubin with what ptxas said of it. No GPU and no driver is needed.
+"""CUDA source in, `Binary` out: a cubin and what it takes. No GPU and no driver is needed.
 
 NVRTC is called through CuPy's binding, with our own -arch (CuPy's compile path cannot say sm_90a). A cache folder holds one
 directory per binary, with source, cubin and log: what was compiled is there to be read.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
 import threading
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from . import elf
 from .config import Config
 from .gpu import Gpu
 from .kernels import kernel_of
@@ -48,13 +48,10 @@ class CacheError(OSError):
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas said of one entry."""
+    """What an entry takes, for each thread."""
 
     registers: int
-    spill_bytes: int  # stores plus loads
-    stack_bytes: int
-    smem_bytes: int  # static
-    barriers: int
+    spill_bytes: int  # the stack frame: kernels index no local array at run time, so only spills can be in it
 
 
 @dataclass(frozen=True)
@@ -109,10 +106,10 @@ def compile_source(source: str, target: str) -> Binary:
             log = nvrtc.getProgramLog(program)
             raise CompileError(f"NVRTC {nvrtc_version()} refused the source for {target}: {_first_error(log)}", log) from None
         log = nvrtc.getProgramLog(program)
-        image = _whole_elf(nvrtc.getCUBIN(program))
+        image = elf.whole(nvrtc.getCUBIN(program))
     finally:
         nvrtc.destroyProgram(program)
-    entries = _parse_resources(log)
+    entries = {name: Resources(*facts) for name, facts in elf.entry_resources(image).items()}
     return Binary(source, target, FORMAT, image, hashlib.sha256(image).hexdigest(), nvrtc_version(), entries,
                   _parse_advisories(log), log)
 
@@ -217,34 +214,8 @@ def _read(folder: Path, source: str, target: str) -> Binary | None:
         return None
 
 
-def _whole_elf(image: bytes) -> bytes:
-    """CuPy's getCUBIN takes the last byte for a trailing zero and drops it: the driver does not mind, every tool does.
-
-    The end of an ELF file is the end of its section or program header table, whichever is later.
-    """
-    sections = int.from_bytes(image[0x28:0x30], "little") + image[0x3A] * int.from_bytes(image[0x3C:0x3E], "little")
-    segments = int.from_bytes(image[0x20:0x28], "little") + image[0x36] * int.from_bytes(image[0x38:0x3A], "little")
-    return image + b"\0" if len(image) == max(sections, segments) - 1 else image
-
-
 def _first_error(log: str) -> str:
     return next((line.strip() for line in log.splitlines() if "error" in line), log.strip()[:200] or "no log")
-
-
-_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
-_SPILL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_USED = re.compile(r"Used (\d+) registers(?:, used (\d+) barriers)?")
-_SMEM = re.compile(r"(\d+) bytes smem")
-
-
-def _parse_resources(log: str) -> dict[str, Resources]:
-    entries = {}
-    for part in re.split(r"(?=ptxas info\s*: Compiling entry function)", log)[1:]:
-        used, spill, smem = _USED.search(part), _SPILL.search(part), _SMEM.search(part)
-        entries[_ENTRY.search(part)[1]] = Resources(
-            registers=int(used[1]), spill_bytes=int(spill[2]) + int(spill[3]), stack_bytes=int(spill[1]),
-            smem_bytes=int(smem[1]) if smem else 0, barriers=int(used[2] or 0))
-    return entries
 
 
 def _parse_advisories(log: str) -> tuple[str, ...]:

@@ -1,11 +1,15 @@
 """A kernel with a realistic space and a synthetic time, for testing the tuner without templates or a GPU."""
 
+import hashlib
 import math
 
+from autotune.compile import Binary, Resources
 from autotune.config import Parameter
 from autotune.gpu import by_name
 from autotune.kernels.base import Kernel, Step
+from autotune.measure import Measurement
 from autotune.problem import Problem
+from autotune.tuner.builder import Built
 
 H200 = by_name("nvidia-h200")
 PROBLEM = Problem.parse("forward-bf16-b1-h32x8-q8192-k8192-d128-causal")
@@ -42,7 +46,7 @@ class FakeKernel(Kernel):
         Parameter("order", ("forward", "reverse"), "compile", "tile order"),
         Parameter("min_blocks", (1, 2, 3), "compile", "launch bound"),
         Parameter("carveout", (-1, 50, 100), "launch", "percent"),
-        Parameter("smem_bytes", (), "launch", "dynamic shared memory", derived=True),
+        Parameter("smem_bytes", (), "compile", "dynamic shared memory", derived=True),
     )
 
     def reject(self, problem, gpu):
@@ -93,3 +97,20 @@ def synthetic_us(config):
 def fails(config):
     """As a spill would: too many registers asked for."""
     return config["block_m"] * (config["block_n"] + 128) / (32 * config["warps"]) * config["min_blocks"] > 300
+
+
+class FakeBuilder:
+    """Stands in for `autotune.tuner.builder.Builder`. `same(config)` says which configs compile to the same binary."""
+
+    def __init__(self, version="1", same=lambda config: config.text):
+        self.version, self.same = version, same
+
+    def source_sha256(self, static, config):
+        return hashlib.sha256(f"{self.version} {config.text}".encode()).hexdigest()
+
+    def build(self, static, config):
+        if fails(config):
+            return Measurement(outcome="spilled", message="fake spills 8 bytes")
+        digest = hashlib.sha256(repr(self.same(config)).encode()).hexdigest()
+        binary = Binary("", "sm_90", "cubin", b"", digest, "13.0.88", {"fake": Resources(128, 0)}, (), "")
+        return Built(config, binary, self.source_sha256(static, config))

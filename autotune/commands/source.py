@@ -69,10 +69,9 @@ def _resources(binary, problem: Problem, config) -> str:
     from .. import kernels
 
     steps = {step.entry: step for step in kernels.kernel_of(config).plan(problem, config)}
-    rows = [(entry, r.registers, r.spill_bytes, r.stack_bytes, r.smem_bytes, steps[entry].smem_bytes if entry in steps else "-",
-             steps[entry].block if entry in steps else "-", r.barriers) for entry, r in binary.entries.items()]
-    header = ("entry", "registers", "spilled bytes", "stack bytes", "static shared bytes", "dynamic shared bytes", "threads",
-              "barriers")
+    rows = [(entry, r.registers, r.spill_bytes, steps[entry].smem_bytes if entry in steps else "-",
+             steps[entry].block if entry in steps else "-") for entry, r in binary.entries.items()]
+    header = ("entry", "registers", "spilled bytes", "shared bytes", "threads")
     facts = [f"config   {config}", f"target   {binary.target}, NVRTC {binary.nvrtc}",
              f"cubin    {len(binary.image)} bytes, sha256 {binary.sha256}"]
     return "\n".join([*facts, *(f"advisory {advisory}" for advisory in binary.advisories), "", table(header, rows)])
