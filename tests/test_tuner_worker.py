@@ -76,6 +76,19 @@ def test_a_worker_that_cannot_start_says_why(monkeypatch, start, said):
         worker.call("echo", 1, timeout=5)
 
 
+def test_a_call_may_be_submitted_before_the_process_is_up(worker):
+    began = time.monotonic()
+    worker.submit("echo", 1)
+    assert time.monotonic() - began < 0.1
+    assert worker.result(timeout=5).value[0] == 1
+    assert worker.call("echo", 2, timeout=5).value[:2] == (2, 2)
+
+
+def test_an_abandoned_call_cannot_answer_a_later_one(worker):
+    worker.submit("echo", "first")
+    assert worker.call("echo", "second", timeout=5).value[:2] == ("second", 1) and worker.starts == 2
+
+
 def test_close_ends_the_process(worker):
     pid = worker.call("echo", 1, timeout=5).value[2]
     worker.close()

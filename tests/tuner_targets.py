@@ -33,3 +33,45 @@ class Faulty:
 
     def big(self, size):
         return b"x" * size
+
+
+class FakeEvaluator:
+    """Stands in for `autotune.tuner.evaluate.Evaluator`: synthetic times, and `faults` by the number of stages."""
+
+    def __init__(self, device=0, faults=(), log=None):
+        self.faults, self.log, self.problem = dict(faults), log, None
+
+    def _note(self, what):
+        if self.log:
+            with open(self.log, "a") as file:
+                file.write(f"{what}\n")
+
+    def open(self, problem):
+        self._note(f"open {problem}")
+        if problem.batch == 13:
+            raise MemoryError("out of memory")
+        self.problem = problem
+
+    def evaluate(self, problem, config, binary, best_us):
+        from tuner_fakes import synthetic_us
+
+        from autotune.measure import Measurement
+
+        assert problem == self.problem
+        self._note(f"evaluate {config.text}")
+        fault = self.faults.get(config["stages"])
+        if fault == "hang":
+            time.sleep(600)
+        if fault == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if fault == "raise":
+            raise RuntimeError("an illegal memory access was encountered")
+        if fault:
+            return Measurement(outcome=fault, message=f"{fault} at row 3")
+        return Measurement(outcome="ok", time_us=synthetic_us(config), samples_us=(synthetic_us(config),) * 3)
+
+    def final(self, problem, entries, expected_us, seconds):
+        self._note(f"final {len(entries)}")
+        if "final" in self.faults:
+            os._exit(9)
+        return [self.evaluate(problem, config, binary, None) for config, binary in entries]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from contextlib import contextmanager
 from typing import Iterable, Sequence
 
 import numpy as np
@@ -48,7 +49,8 @@ class Search:
             self._groups.setdefault(kernel.compile_key(config), []).append(i)
         self._skeleton = self._first_stage()
         self._random = random.Random(seed)
-        self._study = _quiet_study(optuna.samplers.TPESampler(n_startup_trials=STARTUP, seed=seed))
+        with quiet_optuna():
+            self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(n_startup_trials=STARTUP, seed=seed))
         self._distributions = {p.name: optuna.distributions.CategoricalDistribution(_used(p, self.space))
                                for p in self._compiled if self.space}
         self._trials: dict[int, optuna.Trial] = {}
@@ -76,6 +78,10 @@ class Search:
     def has_seeds(self) -> bool:
         self._drop_seen_seeds()
         return bool(self._seeds)
+
+    def has(self, config: Config) -> bool:
+        """Whether `config` is one of the legal ones."""
+        return config in self._index
 
     def ask(self, late: bool = False) -> Config | None:
         """The next config to try, or None if every legal one was proposed. `late`: vary launch parameters now."""
@@ -220,10 +226,12 @@ def _used(parameter: Parameter, space: Sequence[Config]) -> list:
     return [value for value in parameter.values if value in used]
 
 
-def _quiet_study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+@contextmanager
+def quiet_optuna():
+    """Without Optuna's line for each new study. Its verbosity is the whole process's, so it is put back."""
     level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # one INFO line for each study otherwise
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        return optuna.create_study(sampler=sampler)
+        yield
     finally:
         optuna.logging.set_verbosity(level)

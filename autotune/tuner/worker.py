@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -56,6 +55,8 @@ class Worker:
         self._process: subprocess.Popen | None = None
         self._connection: Connection | None = None
         self._log = None
+        self._ready = False  # the child has made its instance
+        self._pending = False  # a call was submitted and its result not taken
         self.starts = 0
 
     def __enter__(self) -> Worker:
@@ -86,38 +87,49 @@ class Worker:
         try:
             ours.send((self._target, self._options))
         except OSError:
-            pass  # it died at once; `call` finds out and says why
+            pass  # it died at once; `result` finds out and says why
 
-    def wait_ready(self) -> None:
-        """Waits until the child has made its instance. Raises `WorkerError` with the reason if it cannot."""
-        self.start()
-        if self._ready:
-            return
-        reply = self._receive(START_SECONDS)
-        if reply.status != "done":
-            self.kill()
-            raise WorkerError(f"the process that measures kernels cannot start: {reply.message}")
-        self._ready = True
+    def submit(self, method: str, *arguments: object) -> None:
+        """Sends a call without waiting, even before the child is up; `result` waits.
 
-    def call(self, method: str, *arguments: object, timeout: float) -> Reply:
-        """Runs a method in the child. `timeout` is in seconds, start-up not counted. Raises `WorkerError` only.
-
-        After "timeout" and "crashed" the child is gone; after "raised" it lives on, and the caller judges its health.
+        A call whose result was never taken is abandoned, and the child with it.
         """
-        self.wait_ready()
+        if self._pending:
+            self.kill()
+        self.start()
+        self._pending = True
         try:
             self._connection.send((method, arguments))
-        except OSError:  # died since the last call
-            reply = self._death()
-        else:
-            reply = self._receive(timeout)
+        except OSError:
+            pass  # it died; `result` finds out and says why
+
+    def result(self, timeout: float) -> Reply:
+        """How the submitted call ended. `timeout` is in seconds, start-up not counted.
+
+        After "timeout" and "crashed" the child is gone; after "raised" it lives on, and the caller judges its health.
+        Raises `WorkerError` if the child could not make its instance.
+        """
+        if not self._ready:
+            reply = self._receive(START_SECONDS)
+            if reply.status != "done":
+                self.kill()
+                raise WorkerError(f"the process that measures kernels cannot start: {reply.message}")
+            self._ready = True
+        reply = self._receive(timeout)
+        self._pending = False
         if reply.status in ("timeout", "crashed"):
             self.kill()
         return reply
 
+    def call(self, method: str, *arguments: object, timeout: float) -> Reply:
+        """`submit`, then `result`."""
+        self.submit(method, *arguments)
+        return self.result(timeout)
+
     def kill(self) -> None:
         """Ends the child at once. The next call starts another."""
         process, self._process = self._process, None
+        self._pending = False
         if process is not None:
             process.kill()
             process.wait()

@@ -1,0 +1,113 @@
+"""What runs in the worker: `Evaluator`, which checks and times compiled configs of one problem at a time on the GPU.
+
+Inputs and references are made once for a problem. A config is checked on mixed inputs before it is timed; only one that is
+fast enough to matter is then checked on every kind, so a slow config costs few launches. Errors of CUDA are outcomes;
+other exceptions are faults of this program and pass through.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Callable, Sequence
+
+from .. import launch
+from ..check import TUNING_SAMPLE, Checker, Verdict, tuning_kinds
+from ..compile import Binary
+from ..config import Config
+from ..gpu import detect
+from ..measure import Measurement
+from ..problem import Problem
+from ..timing import REPLAY_US, Bench, Candidate
+from ..verify import runner
+
+QUICK_KIND = "mixed"  # blocks of needles, random, large and equal inputs in one launch
+RACE_SECONDS = 0.03  # of timing; a config that is clearly slower than the best stops earlier
+PROMISING = 1.05  # configs within this factor of the best are checked on every kind of inputs
+FINAL_ROUNDS = (7, 30)  # at least, at most
+
+
+class Evaluator:
+    """Owns CUDA device `device` in the worker process. `open` a problem before the other calls."""
+
+    def __init__(self, device: int):
+        import cupy
+
+        self._cupy, self._device = cupy, device
+        cupy.cuda.Device(device).use()
+        cupy.cuda.runtime.free(0)  # creates the context now, while the first configs compile
+        self._gpu = detect(device)
+        self._problem: Problem | None = None
+        self._bench: Bench | None = None
+        self._checker: Checker | None = None
+
+    def open(self, problem: Problem) -> None:
+        """Makes inputs, references and timing buffers. Raises CuPy's OutOfMemoryError if they do not fit."""
+        self._problem = self._bench = self._checker = None
+        self._cupy.get_default_memory_pool().free_all_blocks()
+        self._checker = Checker(problem, tuning_kinds(problem), xp=self._cupy, sample=TUNING_SAMPLE)
+        for kind in dict.fromkeys((QUICK_KIND, *self._checker.kinds)):
+            self._checker.case(kind)
+        self._bench = Bench(problem, self._gpu)
+        self._cupy.cuda.Device().synchronize()
+        self._problem = problem
+
+    def evaluate(self, problem: Problem, config: Config, binary: Binary, best_us: float | None) -> Measurement:
+        """Checks one config and times it against `best_us`, the best so far."""
+        self._must_be_open(problem)
+
+        def work() -> Measurement:
+            run = runner(problem, config, binary, self._device)
+            verdict = self._checker.check_kind(run, QUICK_KIND)
+            if not verdict.ok:
+                return _wrong(verdict)
+            measurement = self._bench.time(self._candidate(config, run), RACE_SECONDS, best_us, verdict.worst_ratio)
+            if best_us is not None and measurement.time_us > PROMISING * best_us:
+                return measurement
+            verdict = self._checker(run)
+            return replace(measurement, error_ratio=verdict.worst_ratio) if verdict.ok else _wrong(verdict)
+
+        return self._guarded([binary], work)
+
+    def final(self, problem: Problem, entries: Sequence[tuple[Config, Binary]], expected_us: float,
+              seconds: float) -> list[Measurement]:
+        """Checks each of `entries` on every kind of inputs and times those that pass by turns, for about `seconds`."""
+        self._must_be_open(problem)
+
+        def work() -> list[Measurement]:
+            runs = [runner(problem, config, binary, self._device) for config, binary in entries]
+            verdicts = [self._checker(run) for run in runs]
+            able = [i for i, verdict in enumerate(verdicts) if verdict.ok]
+            round_s = 1e-6 * len(able) * max(REPLAY_US, expected_us * len(self._bench.sets))
+            rounds = int(min(max(seconds / round_s if able else 0, FINAL_ROUNDS[0]), FINAL_ROUNDS[1]))
+            timed = self._bench.interleave([self._candidate(entries[i][0], runs[i]) for i in able], rounds) if able else []
+            results = [_wrong(verdict) for verdict in verdicts]
+            for i, measurement in zip(able, timed):
+                results[i] = replace(measurement, error_ratio=verdicts[i].worst_ratio)
+            return results
+
+        outcome = self._guarded([binary for _, binary in entries], work)
+        return outcome if isinstance(outcome, list) else [outcome] * len(entries)
+
+    def _must_be_open(self, problem: Problem) -> None:
+        if problem != self._problem:
+            raise RuntimeError(f"{problem} was not opened; {self._problem} is")
+
+    def _candidate(self, config: Config, run: Callable) -> Candidate:
+        sets = self._bench.sets
+        return Candidate(config.text, lambda i: run(sets[i].inputs, sets[i].out, None))
+
+    def _guarded(self, binaries: Sequence[Binary], work: Callable):
+        """`work()`, or a launch_failed measurement if CUDA refuses; the modules are gone from the device afterwards."""
+        cupy = self._cupy
+        try:
+            result = work()
+            cupy.cuda.Device().synchronize()
+            for binary in binaries:
+                launch.load(binary, self._device).unload()
+            return result
+        except (launch.LaunchError, cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
+            return Measurement(outcome="launch_failed", message=str(error))
+
+
+def _wrong(verdict: Verdict) -> Measurement:
+    return Measurement(outcome="wrong", message=verdict.message or "wrong")

@@ -1,0 +1,77 @@
+"""Who goes to the final, who wins it, and the record of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime, timezone
+from typing import Mapping, Sequence
+
+from .. import __version__
+from ..config import Config
+from ..gpu import Gpu
+from ..measure import Measurement, within_noise
+from ..problem import Problem
+from ..records import GpuKey, Record
+from .builder import Built
+
+CONTENDER = 1.05  # configs within this factor of the best may win the final: racing times them with few samples
+MAX_TIES = 8  # kept in a record
+
+
+def choose(times_us: Mapping[Config, float], default: Config, count: int) -> list[Config]:
+    """The `count` fastest that are contenders, and the default: always last, and also if it is not among `times_us`."""
+    best = min(times_us.values(), default=0.0)
+    ranked = sorted((config for config, time in times_us.items() if time <= CONTENDER * best and config != default),
+                    key=lambda config: (times_us[config], config.text))
+    return [*ranked[:count], default]
+
+
+def decide(timed: Mapping[Config, Measurement], default: Config, order: Sequence[Config]) -> tuple[Config, list[Config]]:
+    """(winner, ties) of measurements that were taken interleaved. Ties are the others within noise of the fastest.
+
+    The default wins if nothing beats it beyond noise; else, of those within noise of the fastest, the first in `order`,
+    so that two tunes of one GPU agree. Raises `ValueError` if none is ok.
+    """
+    ok = {config: m for config, m in timed.items() if m.outcome == "ok"}
+    if not ok:
+        raise ValueError("no finalist works")
+    fastest = min(ok, key=lambda config: (ok[config].time_us, config.text))
+    rank = {config: i for i, config in enumerate(order)}
+    limit = ok[default].time_us if default in ok else float("inf")  # noise is not transitive: a tie may be behind the default
+    tied = [config for config in ok if ok[config].time_us <= limit
+            and (config == fastest or within_noise(ok[config], ok[fastest]))]
+    tied.sort(key=lambda config: (config != default, rank.get(config, len(rank)), config.text))
+    return tied[0], tied[1:]
+
+
+def measured_record(problem: Problem, gpu: Gpu, winner: Built, timed: Mapping[Config, Measurement], ties: Sequence[Config],
+                    default: Config, outcomes: Counter, reason: str) -> Record:
+    """The record of a final. `outcomes` counts how all trials ended; `reason` says why the search stopped."""
+    mine = timed[winner.config]
+    reference = timed.get(default)
+    known = reference is not None and reference.outcome == "ok"
+    conditions = {**mine.conditions, "policy": mine.policy, "samples": len(mine.samples_us), "spread": mine.spread,
+                  "sm_clock_mhz": mine.sm_clock_mhz, "error_ratio": mine.error_ratio,
+                  "search": {"stopped": reason, **{name: outcomes[name] for name in sorted(outcomes)}}}
+    return Record(problem, GpuKey.of(gpu), winner.config, "measured", mine.time_us, _now(), outcomes.total(),
+                  winner.binary.nvrtc, winner.binary.sha256, __version__, default if known else None,
+                  reference.time_us if known else None, tuple((c, timed[c].time_us) for c in ties[:MAX_TIES]), _plain(conditions))
+
+
+def predicted_record(problem: Problem, gpu: Gpu, ranked: Sequence[tuple[float, int, Built]], default: Config) -> Record:
+    """The record of a ranking by estimate, best first."""
+    time_us, _, winner = ranked[0]
+    reference = next((estimate for estimate, _, built in ranked if built.config == default), None)
+    return Record(problem, GpuKey.of(gpu), winner.config, "predicted", time_us, _now(), len(ranked), winner.binary.nvrtc,
+                  winner.binary.sha256, __version__, default if reference else None, reference)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _plain(value: object) -> object:
+    """`value` without what is unknown, floats to 4 significant digits: conditions are read by people, diffs stay small."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items() if item is not None}
+    return float(f"{value:.4g}") if isinstance(value, float) else value

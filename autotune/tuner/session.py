@@ -1,0 +1,225 @@
+"""Tuning on the GPU at hand: `Session`, which keeps one worker and all binaries over many problems."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Sequence
+
+from ..config import Config
+from ..gpu import Gpu
+from ..kernels import candidates, default_config, kernel_of
+from ..measure import Measurement
+from ..problem import Problem
+from ..records import Record
+from . import builder
+from .builder import Builder, Built
+from .explore import Budget, explore
+from .finalists import choose, decide, measured_record
+from .progress import Progress
+from .search import Search
+from .seeds import guess_us, seeds, worthwhile
+from .store import Store
+from .worker import Reply, Worker, WorkerError
+
+OPEN_SECONDS = 240.0  # inputs and references; the first time on a machine CuPy compiles some hundred small kernels
+CALL_SECONDS = 10.0  # for one config, besides its launches
+CALL_LAUNCHES = 60  # the worker launches a config at most so often: inputs of every kind, warm-up, samples
+AHEAD = 4  # configs under way beyond one for each compile thread
+FINAL_ATTEMPTS = 3
+TRY_AGAIN = ("wrong", "launch_failed")  # on resume: cheap to find out, and the check or the driver may have changed
+
+
+class ProblemFailed(RuntimeError):
+    """A problem that cannot be tuned, with the reason; others may still be."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to spend on one problem."""
+
+    budget: Budget
+    finalists: int  # besides the default
+    final_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """A guess of the wall time of one problem, start-up included."""
+        return self.budget.seconds + self.final_seconds + 5
+
+
+EFFORTS = {
+    "quick": Effort(Budget(trials=80, seconds=34.0, patience=36), finalists=4, final_seconds=4.0),
+    "full": Effort(Budget(trials=800, seconds=900.0, patience=200), finalists=8, final_seconds=20.0),
+}
+
+
+class Session:
+    """Tunes problems one after another on one GPU. The caller holds the GPU's lock and closes `worker`."""
+
+    def __init__(self, gpu: Gpu, effort: Effort, worker: Worker, make: Builder, progress: Progress,
+                 store_root: Path | None = None):
+        self.gpu, self.effort, self.worker, self.make = gpu, effort, worker, make
+        self.progress, self.store_root = progress, store_root
+
+    def tune(self, problem: Problem, known: Sequence[Record]) -> Record:
+        """The record of the best config for `problem`, seeded with `known` records. Raises `ProblemFailed`, `WorkerError`,
+        `StoreError`, `CompilerMissing`, `CacheError`."""
+        desk = _Desk(self, problem)
+        kernels = worthwhile(candidates(problem, self.gpu), problem, self.gpu)
+        searches = []
+        for kernel in kernels:
+            space = kernel.space(problem, self.gpu)
+            searches.append(Search(kernel, space, seeds(kernel, problem, self.gpu, space, known)))
+        resumed = sum(desk.restore(search) for search in searches)
+        budget = self.effort.budget
+        left = Budget(max(0, budget.trials - resumed), budget.seconds, budget.patience)
+        self.progress.problem(problem.text, left.trials)
+        self.progress.known(resumed)
+        with builder.pool() as pool:
+            try:
+                reason = explore(searches, lambda config: self.make.build(problem.static, config), desk.evaluate, left, pool,
+                                 builder.threads() + AHEAD, desk.observe)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+        order = [config for search in searches for config in search.space]
+        return desk.final(default_config(problem, self.gpu), order, reason if left.trials else "enough configs were tried before")
+
+
+class _Desk:
+    """One problem's dealings with worker, store and duplicates."""
+
+    def __init__(self, session: Session, problem: Problem):
+        self._session, self._problem = session, problem
+        self._worker, self._make = session.worker, session.make
+        self._store = Store(problem, session.gpu, session.store_root)
+        self._results: dict[Config, Measurement] = {}
+        self._same: dict[tuple, Config] = {}  # what is launched -> the config that it was measured as
+        self._submit_open()  # goes on while the first configs compile
+
+    def restore(self, search: Search) -> int:
+        """Tells `search` what earlier runs measured of today's kernels, and returns how many configs that are."""
+        latest = {trial.config: trial for trial in self._store.trials(search.kernel)}
+        count = 0
+        for config, trial in latest.items():
+            if not search.has(config) or trial.measurement.outcome in TRY_AGAIN:
+                continue
+            if trial.source == self._make.source_sha256(self._problem.static, config):
+                self._results[config] = trial.measurement
+                search.tell(config, trial.measurement.time_us)
+                count += 1
+        return count
+
+    def observe(self, config: Config, measurement: Measurement) -> None:
+        if config not in self._results:  # it did not build, or it is a duplicate: nothing was launched
+            self._results[config] = measurement
+            source = self._make.source_sha256(self._problem.static, config)
+            self._store.add(kernel_of(config), config, source, "", measurement)
+        self._session.progress.trial(config, measurement)
+
+    def evaluate(self, config: Config, built: Built, best_us: float | None) -> Measurement:
+        """Checks and times one config in the worker, unless the very same launch was measured before."""
+        kernel = kernel_of(config)
+        launch = (built.binary.sha256, *kernel.plan(self._problem, config), *kernel.arguments(self._problem, config, 1.0, 0))
+        first = self._same.setdefault(launch, config)
+        if first != config and first in self._results:
+            return self._results[first]
+        self._open()
+        handle = self._store.begin(kernel, config, built.source_sha256, built.binary.sha256)
+        try:
+            measurement = self._measure(config, built, best_us)
+        except BaseException:
+            self._store.forget(handle)
+            self._worker.kill()
+            raise
+        self._store.finish(handle, measurement)
+        self._results[config] = measurement
+        return measurement
+
+    def final(self, default: Config, order: Sequence[Config], reason: str) -> Record:
+        """Times the best again, interleaved and with every check, and makes the record. Raises `ProblemFailed`."""
+        outcomes = Counter(measurement.outcome for measurement in self._results.values())
+        for _ in range(FINAL_ATTEMPTS):
+            built, timed = self._timed_again(default)
+            if any(measurement.outcome == "ok" for measurement in timed.values()):
+                winner, ties = decide(timed, default, order)
+                record = measured_record(self._problem, self._session.gpu, built[winner], timed, ties, default, outcomes, reason)
+                self._session.progress.finished(_summary(record))
+                return record
+        counts = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.most_common())
+        example = next((f"; for example {config}: {m.message}" for config, m in self._results.items() if not m.ok), "")
+        raise ProblemFailed(f"{self._problem}: no config works ({counts}){example}")
+
+    def _timed_again(self, default: Config) -> tuple[dict[Config, Built], dict[Config, Measurement]]:
+        times = {config: m.time_us for config, m in self._results.items() if m.outcome == "ok"}
+        built = {}
+        for config in choose(times, default, self._session.effort.finalists):
+            binary = self._make.build(self._problem.static, config)
+            if isinstance(binary, Built) and (config in times or config not in self._results):
+                built[config] = binary
+        self._open()
+        slowest_us = max((times[config] for config in built if config in times), default=0.0)
+        seconds = self._session.effort.final_seconds
+        entries = [(config, entry.binary) for config, entry in built.items()]
+        reply = self._call("final", self._problem, entries, slowest_us, seconds,
+                           timeout=CALL_SECONDS + 3 * seconds + CALL_LAUNCHES * len(built) * 1e-6 * slowest_us)
+        if reply.status == "done":
+            timed = dict(zip(built, reply.value))
+        else:  # one of them took the worker down: each alone shows which
+            timed = {}
+            for config, entry in built.items():
+                self._open()
+                timed[config] = self._measure(config, entry, None)
+        for config, measurement in timed.items():
+            if measurement.outcome != "ok":  # passed the search's quick check and fails the full one
+                self._results[config] = measurement
+                entry = built[config]
+                self._store.add(kernel_of(config), config, entry.source_sha256, entry.binary.sha256, measurement)
+        return built, timed
+
+    def _measure(self, config: Config, built: Built, best_us: float | None) -> Measurement:
+        guess = best_us or guess_us(kernel_of(config), self._problem, config, self._session.gpu)
+        reply = self._call("evaluate", self._problem, config, built.binary, best_us,
+                           timeout=CALL_SECONDS + CALL_LAUNCHES * 1e-6 * guess)
+        return _measurement(reply)
+
+    def _call(self, method: str, *arguments: object, timeout: float) -> Reply:
+        reply = self._worker.call(method, *arguments, timeout=timeout)
+        if reply.status == "raised":  # CUDA's errors are outcomes; this is ours, and every config would meet it
+            self._worker.kill()
+            raise WorkerError(f"{self._problem}: {method} failed in the process that measures kernels: {reply.message}")
+        if reply.status == "done" and _poisoned(reply.value):
+            self._worker.kill()  # an illegal access stays with the CUDA context
+        return reply
+
+    def _submit_open(self) -> None:
+        self._worker.submit("open", self._problem)
+        self._start, self._opened = self._worker.starts, False
+
+    def _open(self) -> None:
+        """Makes sure that the worker, perhaps a new one, has this problem's inputs. Raises `ProblemFailed`."""
+        if self._worker.pid is None or self._start != self._worker.starts:
+            self._submit_open()
+        if not self._opened:
+            reply = self._worker.result(OPEN_SECONDS)
+            if reply.status != "done":
+                self._worker.kill()
+                raise ProblemFailed(f"{self._problem}: its inputs cannot be prepared on the GPU: {reply.message}")
+            self._opened = True
+
+
+def _measurement(reply: Reply) -> Measurement:
+    return reply.value if reply.status == "done" else Measurement(outcome=reply.status, message=reply.message)
+
+
+def _poisoned(value: object) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return any(isinstance(m, Measurement) and m.outcome == "launch_failed" for m in values)
+
+
+def _summary(record: Record) -> str:
+    gain = f", {record.speedup:.2f} x as fast as the default" if record.speedup else ""
+    ties = f", {len(record.ties)} ties" if record.ties else ""
+    tflops = record.problem.flops / record.time_us * 1e-6
+    return f"{record.time_us:.1f} us ({tflops:.0f} TFLOP/s{gain}{ties}): {record.config}"
