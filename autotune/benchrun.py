@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from typing import Callable, Mapping, Sequence
 
 import cupy
 import torch
@@ -36,32 +36,36 @@ def measure_row(problem: Problem, peers: Sequence[Peer], gpu: Gpu) -> tuple[Row 
     bench = Bench(problem, gpu)
     tensors = [_tensors(item.inputs, problem.dtype) for item in bench.sets]
     functions = {OURS: _ours(problem, bench.sets[0].inputs), **{peer.name: peer.make(problem) for peer in peers}}
-    errors, failed = {}, []
     with torch.cuda.stream(torch.cuda.ExternalStream(bench.stream.ptr)), torch.no_grad():
-        for name in list(functions):
-            reason = None
-            try:
-                verdict = _check(problem, bench.sets[0].inputs, functions[name](*tensors[0]))
-                errors[name] = verdict.worst_ratio
-            except RuntimeError as error:
-                if name == OURS:
-                    raise
-                reason = f"it fails: {str(error).splitlines()[0]}"
-            if name == OURS and not verdict.ok:
-                raise BenchError(f"our result for {problem} is wrong, so it is not timed: {verdict.message}")
-            if reason is None and not errors[name] <= OTHER_RESULT:
-                reason = f"it computes something else: {verdict.message}"
-            if reason:
-                failed.append((name, reason))
-                del functions[name]
-        if len(functions) < 2:
+        errors, failed = _judge(problem, functions, bench.sets[0].inputs, tensors[0])
+        if len(errors) < 2:
             return None, failed
-        candidates = [Candidate(name, _launcher(function, tensors)) for name, function in functions.items()]
+        candidates = [Candidate(name, _launcher(functions[name], tensors)) for name in errors]
         measurements = bench.interleave(candidates, ROUNDS)
     timings = {candidate.name: Timing(m.time_us, m.spread, len(m.samples_us), m.sm_clock_mhz, errors[candidate.name], m.policy)
                for candidate, m in zip(candidates, measurements)}
     match = lookup(problem, gpu)
     return Row(problem, match.config, f"{match.tier}, {match.evidence}", timings.pop(OURS), timings), failed
+
+
+def _judge(problem: Problem, functions: Mapping[str, Callable], inputs: Inputs, tensors: tuple):
+    """(name -> error / allowed error for those that compute `problem`, (name, reason) for those that do not)"""
+    errors, failed = {}, []
+    for name, function in functions.items():
+        try:
+            verdict = _check(problem, inputs, function(*tensors))
+        except RuntimeError as error:
+            if name == OURS:
+                raise
+            failed.append((name, f"it fails: {str(error).splitlines()[0]}"))
+            continue
+        if name == OURS and not verdict.ok:
+            raise BenchError(f"our result for {problem} is wrong, so it is not timed: {verdict.message}")
+        if verdict.worst_ratio <= OTHER_RESULT:
+            errors[name] = verdict.worst_ratio
+        else:
+            failed.append((name, f"it computes something else: {verdict.message}"))
+    return errors, failed
 
 
 def release() -> None:
