@@ -257,6 +257,20 @@ def test_lookup_says_which_config_and_why(capsys, homes):
     assert LLAMA in out and "forward_" in out and "match" in out and "why" in out
 
 
+def test_tune_without_a_gpu_says_so_predicts_and_shows_what_to_try_next(capsys, homes, no_gpu):
+    assert run("tune", "--problem", SMALL) == 0
+    captured = capsys.readouterr()
+    assert "no GPU can be used" in captured.err and "Taking the NVIDIA H200 from the catalogue" in captured.err
+    assert "predicted" in captured.out and f"autotune source {SMALL} --gpu nvidia-h200" in captured.out
+    assert (homes[0] / "nvidia-h200" / "forward.yaml").exists()
+    next_command = next(line.split() for line in captured.out.splitlines() if line.startswith("  autotune lookup"))
+    assert run(*next_command[1:]) == 0
+    assert "match    exact, predicted" in capsys.readouterr().out
+    assert run("db", "list") == 0 and SMALL in capsys.readouterr().out
+    assert run("db", "show", SMALL) == 0 and "evidence: predicted" in capsys.readouterr().out
+    assert run("db", "check") == 0 and "all legal and current" in capsys.readouterr().out
+
+
 def test_source_forms(capsys, homes):
     outputs = {}
     for form in ((), ("--ptx",), ("--resources",)):

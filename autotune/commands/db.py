@@ -40,9 +40,9 @@ def _list(args: argparse.Namespace) -> int:
     for path, record in database.all_records():
         if args.gpu in (None, record.gpu.name):
             rows.append((record.problem, record.gpu.name, record.evidence, microseconds(record.time_us),
-                         tflops(record.problem, record.time_us), record.config, _whose(path)))
+                         tflops(record.problem, record.time_us), record.config.kernel, _whose(path)))
     if rows:
-        print(table(("problem", "gpu", "evidence", "us", "TFLOP/s", "config", "database"), rows))
+        print(table(("problem", "gpu", "evidence", "us", "TFLOP/s", "kernel", "database"), rows))
     else:
         print("no records" + (f" of {args.gpu}" if args.gpu else "") + "; `autotune tune --model llama-3-8b` makes some")
     return _complain(database.check(_files([]), compiled=False))

@@ -54,8 +54,9 @@ def checkout_root():
 
 def report(records) -> str:
     """A table of what was found: one row for each record."""
-    rows = [(r.problem, microseconds(r.time_us), tflops(r.problem, r.time_us), _gain(r), r.evidence, r.config) for r in records]
-    return table(("problem", "us", "TFLOP/s", "over default", "evidence", "config"), rows)
+    rows = [(r.problem, microseconds(r.time_us), tflops(r.problem, r.time_us), _gain(r), r.evidence, r.config.kernel)
+            for r in records]
+    return table(("problem", "us", "TFLOP/s", "over default", "evidence", "kernel"), rows)
 
 
 def next_steps(problem, gpu: Gpu, at_hand: bool, db: str) -> str:
@@ -69,4 +70,4 @@ def next_steps(problem, gpu: Gpu, at_hand: bool, db: str) -> str:
 
 
 def _gain(record) -> str:
-    return f"{record.default_time_us / record.time_us:.2f}x" if record.default_time_us else "-"
+    return f"{record.speedup:.2f}x" if record.speedup else "-"
