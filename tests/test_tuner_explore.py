@@ -6,7 +6,7 @@ import pytest
 from tuner_fakes import FAKE, H200, PROBLEM, SPACE, SlowKernel, fails, synthetic_us
 
 from autotune.measure import Measurement
-from autotune.tuner.explore import Budget, explore
+from autotune.tuner.explore import COMPILE_ONLY, Budget, explore
 from autotune.tuner.replay import Trace, replay
 from autotune.tuner.search import Search
 
@@ -35,7 +35,7 @@ def run(pool, budget=PLENTY, searches=None, build=lambda config: "binary", evalu
 
 def test_it_stops_at_the_number_of_trials(pool):
     reason, seen, searches = run(pool)
-    assert reason == "60 configs were tried" and len(seen) == 60 and len({c for c, _ in seen}) == 60
+    assert reason == "60 configs were measured" and len(seen) == 60 and len({c for c, _ in seen}) == 60
     assert seen[0][0] == DEFAULT
     assert searches[0].best[1] == min(m.time_us for _, m in seen if m.outcome == "ok")
 
@@ -89,6 +89,7 @@ def test_what_does_not_build_is_not_measured(pool):
 
     _, seen, searches = run(pool, build=build, evaluate=evaluate)
     assert all(config["stages"] != 2 for config in evaluated) and len(seen) > len(evaluated)
+    assert len(evaluated) + COMPILE_ONLY * (len(seen) - len(evaluated)) == pytest.approx(PLENTY.trials, abs=1)
     assert searches[0].results[DEFAULT] is None
 
 

@@ -46,12 +46,12 @@ def test_a_problem_becomes_a_record(bench):
     session, output, log = bench()
     record = session.tune(PROBLEM, [])
     stored = outcomes(session)
-    assert len(stored) == 40
-    assert record.problem == PROBLEM and record.evidence == "measured" and record.trials == 40
+    assert 40 <= len(stored) < 160 and sum(m.ok for m in stored.values()) <= 40
+    assert record.problem == PROBLEM and record.evidence == "measured" and record.trials == len(stored)
     assert record.time_us == pytest.approx(min(m.time_us for m in stored.values() if m.outcome == "ok"), rel=0.011)
     assert record.default_config == DEFAULT and record.default_time_us == pytest.approx(synthetic_us(DEFAULT), rel=1e-4)
     assert record.speedup > 1.05
-    assert record.conditions["search"]["ok"] + record.conditions["search"]["spilled"] == 40
+    assert record.conditions["search"]["ok"] + record.conditions["search"]["spilled"] == len(stored)
     assert "TFLOP/s" in output.getvalue() and record.config.text in output.getvalue()
     lines = log.read_text().splitlines()
     assert lines[0] == f"open {PROBLEM}" and lines.count(lines[0]) == 1 and sum(line.startswith("final") for line in lines) == 1
@@ -92,9 +92,9 @@ def test_a_second_run_measures_nothing_twice_and_finds_the_same(bench):
     second = again.tune(PROBLEM, [record])
     assert second.config == record.config and second.trials == record.trials
     assert log.read_text().count("evaluate") - before <= 4  # the finalists
-    assert "40 configs known from an earlier run" in output.getvalue()
+    assert f"{record.trials} configs known from an earlier run" in output.getvalue()
     more, _, _ = bench(trials=60)
-    assert more.tune(PROBLEM, [record]).trials == 60
+    assert more.tune(PROBLEM, [record]).trials >= record.trials + 20
 
 
 def test_a_changed_source_forgets_what_was_measured(bench):
@@ -125,7 +125,7 @@ def test_an_interrupt_keeps_what_was_measured_and_blames_nobody(bench, monkeypat
     resumed, output, log = bench()
     resumed.tune(PROBLEM, [])
     assert f"{len(stored)} configs known" in output.getvalue()
-    assert len(outcomes(resumed)) == 40
+    assert len(outcomes(resumed)) >= 40
 
 
 def test_a_tuner_that_dies_blames_the_kernel_that_was_running(bench):

@@ -79,11 +79,11 @@ class Builder:
         return future.result()
 
 
-def threads() -> int:
-    """Compile threads: every core but the one that feeds the GPU."""
+def threads(spare: int = 1) -> int:
+    """Compile threads: every core but `spare`, by default the one that feeds the GPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MAX_THREADS, cores - 1))
+    return max(1, min(MAX_THREADS, cores - spare))
 
 
-def pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads(), thread_name_prefix="compile")
+def pool(spare: int = 1) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads(spare), thread_name_prefix="compile")

@@ -17,12 +17,16 @@ from .search import Search
 LATE = 0.6  # share of the budget after which launch parameters are varied
 LIVE = 1.3  # a kernel whose best is within this factor of the overall best goes on being searched
 CHANCE = 48  # configs that a kernel without any working one gets before it is given up
+COMPILE_ONLY = 0.25  # of a trial: what a config counts that is not measured, because it spills for example
 IMPROVEMENT = 0.005  # a smaller gain does not count as one
 
 
 @dataclass(frozen=True)
 class Budget:
-    """When to stop: after `trials` results, after `seconds`, or after `patience` results in a row without a gain."""
+    """When to stop: after `trials` measured configs, after `seconds`, or after `patience` in a row without a gain.
+
+    A config that cannot be measured, because it does not compile or spills, counts `COMPILE_ONLY`.
+    """
 
     trials: int
     seconds: float
@@ -62,7 +66,7 @@ def explore(searches: Sequence[Search], build: Build, evaluate: Evaluate, budget
             search, config = running.pop(ready)
             built = ready.result()
             measurement = built if isinstance(built, Measurement) else evaluate(config, built, loop.best_us)
-            loop.tell(search, config, measurement)
+            loop.tell(search, config, measurement, COMPILE_ONLY if built is measurement else 1)
             observe(config, measurement)
     finally:
         for future in running:
@@ -76,8 +80,8 @@ class _Loop:
         self.searches = [search for search in searches if search.space]
         self.budget = budget
         self.began = time.monotonic()
-        self.told = 0
-        self.stale = 0  # results since the last gain
+        self.told = 0.0
+        self.stale = 0.0  # of `told`, since the last gain
         self.asked = dict.fromkeys(map(id, self.searches), 0)
         self.best_us = min((s.best[1] for s in self.searches if s.best), default=None)
         self.reason = ""
@@ -90,21 +94,21 @@ class _Loop:
         self.asked[id(search)] += 1
         return search, config
 
-    def tell(self, search: Search, config: Config, measurement: Measurement) -> None:
+    def tell(self, search: Search, config: Config, measurement: Measurement, cost: float) -> None:
         ok = measurement.ok
         search.tell(config, measurement.time_us)
-        self.told += 1
+        self.told += cost
         if ok and (self.best_us is None or measurement.time_us < self.best_us * (1 - IMPROVEMENT)):
             self.stale = 0
         else:
-            self.stale += not any(s.has_seeds for s in self.searches)
+            self.stale += 0 if any(s.has_seeds for s in self.searches) else cost
         if ok:
             self.best_us = min(measurement.time_us, self.best_us or measurement.time_us)
 
     def over(self, running: int) -> bool:
         self.reason = ""
         if self.told + running >= self.budget.trials:
-            self.reason = f"{self.budget.trials} configs were tried"
+            self.reason = f"{self.budget.trials} configs were measured"
         elif self.best_us is not None and self.stale >= self.budget.patience:
             self.reason = f"no gain in {self.budget.patience} configs"
         return bool(self.reason)

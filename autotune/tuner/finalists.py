@@ -58,10 +58,10 @@ def measured_record(problem: Problem, gpu: Gpu, winner: Built, timed: Mapping[Co
                   reference.time_us if known else None, tuple((c, timed[c].time_us) for c in ties[:MAX_TIES]), _plain(conditions))
 
 
-def predicted_record(problem: Problem, gpu: Gpu, ranked: Sequence[tuple[float, int, Built]], default: Config) -> Record:
+def predicted_record(problem: Problem, gpu: Gpu, ranked: Sequence[tuple[float, Built]], default: Config) -> Record:
     """The record of a ranking by estimate, best first."""
-    time_us, _, winner = ranked[0]
-    reference = next((estimate for estimate, _, built in ranked if built.config == default), None)
+    time_us, winner = ranked[0]
+    reference = next((estimate for estimate, built in ranked if built.config == default), None)
     return Record(problem, GpuKey.of(gpu), winner.config, "predicted", time_us, _now(), len(ranked), winner.binary.nvrtc,
                   winner.binary.sha256, __version__, default if reference else None, reference)
 

@@ -7,12 +7,14 @@ The estimate is each kernel's `estimate_us`: resources and roofline, explicit, i
 from __future__ import annotations
 
 import time
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from typing import Callable, Sequence
+from collections import defaultdict
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Callable, Iterator, Sequence
 
+from ..config import Config
 from ..gpu import Gpu
-from ..kernels import candidates, kernel_of
-from ..problem import Problem
+from ..kernels import candidates, default_config, kernel_of
+from ..problem import Problem, Static
 from ..records import Record
 from . import builder
 from .builder import Builder, Built
@@ -20,58 +22,66 @@ from .finalists import predicted_record
 from .progress import Progress
 from .seeds import predicted, worthwhile
 
-CANDIDATES = 12  # configs compiled for each kernel and problem, and each kernel's default
-SECONDS_EACH = 40.0  # compile time for one problem; problems that share a static part share binaries
-SECONDS_ALL = 210.0  # for all problems of a call, so that a model takes under 5 minutes on 2 cores
+WANTED = 10  # configs that compile without spilling, of all kernels together, besides the defaults
+TRIED = 48  # configs compiled to find them: before compiling, the estimate cannot see spills
+SECONDS_EACH = 40.0  # for one problem; problems that share a static part share binaries
+SECONDS_ALL = 200.0  # for all problems of a call, so that a model takes under 5 minutes on 2 cores
 
 
 def predict(problems: Sequence[Problem], gpu: Gpu, make: Builder, progress: Progress, keep: Callable[[Record], None]) -> None:
     """Gives `keep` a predicted record for each problem that some kernel can serve with a binary that does not spill.
 
-    When time is up, what is compiled by then is ranked; at least the default always is. Raises `CompilerMissing`.
+    When time is up, what is compiled by then is ranked; the default always is. Raises `CompilerMissing`, `CacheError`.
     """
     began = time.monotonic()
-    with builder.pool() as pool:
+    good: dict[Static, dict[Config, Built]] = defaultdict(dict)  # what compiled for earlier problems
+    with builder.pool(spare=0) as pool:
         for n, problem in enumerate(problems):
-            left = SECONDS_ALL - (time.monotonic() - began)
-            record = _predict(problem, gpu, make, pool, min(SECONDS_EACH, max(left, 0) / (len(problems) - n) * 2), progress)
-            if record:
+            left = max(0.0, SECONDS_ALL - (time.monotonic() - began))
+            deadline = time.monotonic() + min(SECONDS_EACH, 2 * left / (len(problems) - n))
+            progress.problem(problem.text, TRIED)
+            ranked = _ranked(problem, gpu, make, pool, deadline, progress, good[problem.static])
+            if ranked:
+                record = predicted_record(problem, gpu, ranked, default_config(problem, gpu))
                 keep(record)
+                progress.finished(f"predicted {record.time_us:.1f} us: {record.config}")
+            else:
+                progress.finished("no config compiles without spilling, so nothing is recorded")
 
 
-def _predict(problem: Problem, gpu: Gpu, make: Builder, pool: ThreadPoolExecutor, seconds: float,
-             progress: Progress) -> Record | None:
-    kernels = worthwhile(candidates(problem, gpu), problem, gpu)
-    defaults = [kernel.default(problem, gpu) for kernel in kernels]
-    configs = list(dict.fromkeys(defaults + [config for kernel in kernels for config in
-                                             predicted(kernel, problem, gpu, kernel.space(problem, gpu), CANDIDATES)]))
-    progress.problem(problem.text, len(configs))
-    deadline = time.monotonic() + seconds
-    running = {pool.submit(make.build, problem.static, config): config for config in configs}
-    ranked: list[tuple[float, int, Built]] = []
+def _ranked(problem: Problem, gpu: Gpu, make: Builder, pool: ThreadPoolExecutor, deadline: float,
+            progress: Progress, good: dict[Config, Built]) -> list[tuple[float, Built]]:
+    """(estimate in us, binary) of the configs that compile without a flaw, best first. Adds them to `good`."""
+    default = default_config(problem, gpu)
+    configs = (config for config in _promising(problem, gpu, default) if config not in good)
+    running: dict[Future, Config] = {}
     try:
-        while running:
-            must = any(config in defaults for config in running.values())
-            done, _ = wait(running, None if must else max(0.0, deadline - time.monotonic()), FIRST_COMPLETED)
-            if not done:
+        while True:
+            done = len(good) > WANTED or time.monotonic() > deadline
+            while not done and len(running) < builder.threads(spare=0) + 1 and (config := next(configs, None)):
+                running[pool.submit(make.build, problem.static, config)] = config
+            if not running or (done and default not in running.values()):
                 break
-            for future in done:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
                 config, built = running.pop(future), future.result()
                 if isinstance(built, Built):
-                    time_us = _estimate_us(problem, built, gpu)
-                    ranked.append((time_us, configs.index(config), built))
-                    progress.predicted(config, time_us)
+                    good[config] = built
+                    progress.predicted(config, _estimate_us(problem, built, gpu))
                 else:
                     progress.trial(config, built)
     finally:
         for future in running:
             future.cancel()
-    if not ranked:
-        progress.finished("no config compiles without spilling, so nothing is recorded")
-        return None
-    record = predicted_record(problem, gpu, sorted(ranked, key=lambda entry: entry[:2]), defaults[0])
-    progress.finished(f"predicted {record.time_us:.1f} us: {record.config}")
-    return record
+    ranked = [(_estimate_us(problem, built, gpu), built) for built in good.values()]
+    return sorted(ranked, key=lambda entry: (entry[0], entry[1].config != default, entry[1].config.text))
+
+
+def _promising(problem: Problem, gpu: Gpu, default: Config) -> Iterator[Config]:
+    """The default, then the best of every kernel that is worth it, by turns."""
+    kernels = worthwhile(candidates(problem, gpu), problem, gpu)
+    lists = [predicted(kernel, problem, gpu, kernel.space(problem, gpu), TRIED) for kernel in kernels]
+    turns = [configs[n] for n in range(TRIED) for configs in lists if n < len(configs)]
+    return iter(list(dict.fromkeys([default, *turns]))[:TRIED])
 
 
 def _estimate_us(problem: Problem, built: Built, gpu: Gpu) -> float:

@@ -9,9 +9,10 @@ from typing import Iterable
 
 from filelock import FileLock, Timeout
 
-from .. import compile, database, lookup
+from .. import compile, database
 from ..gpu import Gpu, GpuError, by_name, detect
 from ..kernels import default_config
+from ..lookup import refresh
 from ..problem import Problem
 from ..records import Record
 from . import EVALUATOR, TuneError
@@ -64,7 +65,7 @@ def tune(problems: list[Problem], gpu: Gpu | str | None, effort: str, root: Path
         progress.say(f"  {INTERRUPTED}")
         raise
     finally:
-        lookup.refresh()
+        refresh()
     return [found[problem] for problem in problems if problem in found]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,12 @@ from ..problem import Problem
 from ..records import Record
 from . import builder
 from .builder import Builder, Built
-from .explore import Budget, explore
+from .explore import COMPILE_ONLY, Budget, explore
 from .finalists import choose, decide, measured_record
 from .progress import Progress
 from .search import Search
 from .seeds import guess_us, seeds, worthwhile
-from .store import Store
+from .store import Store, Trial
 from .worker import Reply, Worker, WorkerError
 
 OPEN_SECONDS = 240.0  # inputs and references; the first time on a machine CuPy compiles some hundred small kernels
@@ -72,11 +73,12 @@ class Session:
         for kernel in kernels:
             space = kernel.space(problem, self.gpu)
             searches.append(Search(kernel, space, seeds(kernel, problem, self.gpu, space, known)))
-        resumed = sum(desk.restore(search) for search in searches)
+        resumed = [trial for search in searches for trial in desk.restore(search)]
         budget = self.effort.budget
-        left = Budget(max(0, budget.trials - resumed), budget.seconds, budget.patience)
+        spent = sum(1 if trial.cubin else COMPILE_ONLY for trial in resumed)
+        left = Budget(max(0, math.ceil(budget.trials - spent)), budget.seconds, budget.patience)
         self.progress.problem(problem.text, left.trials)
-        self.progress.known(resumed)
+        self.progress.known(len(resumed))
         with builder.pool() as pool:
             try:
                 reason = explore(searches, lambda config: self.make.build(problem.static, config), desk.evaluate, left, pool,
@@ -84,7 +86,9 @@ class Session:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
         order = [config for search in searches for config in search.space]
-        return desk.final(default_config(problem, self.gpu), order, reason if left.trials else "enough configs were tried before")
+        if not left.trials:
+            reason = "enough configs were measured before"
+        return desk.final(default_config(problem, self.gpu), order, reason)
 
 
 class _Desk:
@@ -98,18 +102,18 @@ class _Desk:
         self._same: dict[tuple, Config] = {}  # what is launched -> the config that it was measured as
         self._submit_open()  # goes on while the first configs compile
 
-    def restore(self, search: Search) -> int:
-        """Tells `search` what earlier runs measured of today's kernels, and returns how many configs that are."""
+    def restore(self, search: Search) -> list[Trial]:
+        """Tells `search` what earlier runs found out about today's kernels, and returns that."""
         latest = {trial.config: trial for trial in self._store.trials(search.kernel)}
-        count = 0
+        told = []
         for config, trial in latest.items():
             if not search.has(config) or trial.measurement.outcome in TRY_AGAIN:
                 continue
             if trial.source == self._make.source_sha256(self._problem.static, config):
                 self._results[config] = trial.measurement
                 search.tell(config, trial.measurement.time_us)
-                count += 1
-        return count
+                told.append(trial)
+        return told
 
     def observe(self, config: Config, measurement: Measurement) -> None:
         if config not in self._results:  # it did not build, or it is a duplicate: nothing was launched
