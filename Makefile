@@ -11,9 +11,8 @@ bench:
 	sh scripts/run bench --model llama-3-8b --against sdpa-flash
 
 lint:
-	sh scripts/run doctor
-	.venv/bin/python -m pip install --quiet ruff
-	.venv/bin/python -m ruff check .
+	sh scripts/run --version
+	.venv/bin/ruff check .
 
 generated:
 	sh scripts/run build

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -173,6 +174,21 @@ def test_the_readme_holds_the_two_commands_and_ci_runs_the_second():
     commands = re.findall(r"^    (sh scripts/run .+)$", read(ROOT / "README.md"), flags=re.M)
     assert commands == ["sh scripts/run tune --model llama-3-8b", "sh scripts/run test"]
     assert commands[1] in read(ROOT / ".ci" / "run")
+
+
+def test_set_up_without_a_python_that_fits_is_one_sentence(tmp_path):
+    for python in ("python", "python3", "python3.10", "python3.11", "python3.12", "python3.13"):
+        (tmp_path / python).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / python).chmod(0o755)
+    done = subprocess.run(["sh", ROOT / "scripts" / "run", "gpus"], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+                          capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert "Python 3.10 to 3.13" in done.stderr and "apt install" in done.stderr
+
+
+def test_set_up_without_a_command_says_which_there_are():
+    done = subprocess.run(["sh", ROOT / "scripts" / "run"], capture_output=True, text=True)
+    assert done.returncode == 2 and "tune --model llama-3-8b" in done.stderr
 
 
 def test_what_the_readme_links_to_exists():
