@@ -8,7 +8,7 @@ the first time, and from then on costs the host a few microseconds, also when si
 
 from __future__ import annotations
 
-from . import arrays, kernels, plans
+from . import arrays, kernels, launch, plans
 from .arguments import check_out, check_sinks, describe, number, positive_scale, window_bounds
 from .arrays import LIBRARIES, OTHER, AttentionError, library_of
 from .gpu import Gpu, by_name, detect
@@ -113,7 +113,7 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
     else:
         lse_pointer = 0
 
-    plan.run(plan.sized(batch, seqlen_q, seqlen_k), library.stream(device),
+    plan.run((batch, seqlen_q, seqlen_k), library.stream(device),
              (q_pointer, k_pointer, v_pointer, out_pointer, lse_pointer, sink_pointer,
               q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2), scale, sink_dtype)
     if out is None:
@@ -176,10 +176,8 @@ def prepare(problems, gpu: Gpu | str | int | None = None) -> list[Match]:
     wanted = [problem.simplified() for problem in _problems(problems)]
     device = None
     if gpu is None:
-        from cupy_backends.cuda.api import runtime
-
         detect()  # says what is missing, if anything is
-        device = runtime.getDevice()
+        device = launch.current_device()
     elif isinstance(gpu, int):
         device = gpu
     model = _gpu(gpu) if device is None else detect(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping
 
-from .arguments import describe, positive_scale
+from .arguments import describe, number, positive_scale
 from .arrays import OTHER, library_of
 from .attention import NO_WINDOW, unsuited
 from .gpu import Gpu, detect
@@ -49,6 +49,7 @@ def explain(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.0,
     if library_of(q) is OTHER:
         q, k, v, sinks, alibi_slopes, out = (OTHER.to_cupy(array, name) for array, name in (
             (q, "q"), (k, "k"), (v, "v"), (sinks, "sinks"), (alibi_slopes, "alibi_slopes"), (out, "out")))
+    softcap = number(softcap)
     described = describe(q, k, v, causal, window, softcap, sinks, alibi_slopes, out)
     negative = scale is not None and positive_scale(scale)[1]
     gpu, problem, library = detect(described.device), described.problem, described.library

@@ -176,6 +176,14 @@ def launch(bound: Bound, step: Step, packed: bytes, stream: int = 0) -> None:
     bound.launch(step.grid, stream, _bytes_packer(len(packed)), (packed,))
 
 
+def current_device() -> int:
+    """The calling thread's current CUDA device. Raises `LaunchError` if there is none."""
+    try:
+        return _cupy()[1].getDevice()
+    except RuntimeError as error:
+        raise LaunchError(f"there is no current CUDA device: {error}", getattr(error, "status", 0)) from error
+
+
 def _bound_key(step: Step) -> tuple[str, int, int, int]:
     return step.entry, step.block, step.smem_bytes, step.carveout
 

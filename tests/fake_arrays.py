@@ -1,0 +1,217 @@
+"""A GPU made of numpy: arrays whose pointers are host addresses, and a driver whose launch computes attention from Params.
+
+It lets `attention` run as a whole without a GPU: what reaches the kernel (pointers, strides, sizes, window, scale, sinks) is
+decoded from the packed struct, and the answer is computed from that alone.
+"""
+
+import ctypes
+import struct
+import warnings
+from importlib import import_module
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fake_cuda import FakeCuda
+
+from autotune import arrays, launch, plans
+from autotune.arrays import AttentionError
+from autotune.gpu import by_name
+from autotune.kernels import KERNELS
+from autotune.kernels.base import params_format
+from autotune.kernels.forward import LOG2E, SINK_DTYPES
+from autotune.numerics import array_dtype, from_float32, to_float32
+
+GPU = by_name("nvidia-h200")
+
+
+class Tensor:
+    """An array in the fake GPU's memory."""
+
+    def __init__(self, array, device=0):
+        self.array, self.device, self.requires_grad = array, device, False
+
+    shape = property(lambda self: self.array.shape)
+    dtype = property(lambda self: self.array.dtype)
+
+    def __getitem__(self, index):
+        return Tensor(self.array[index], self.device)
+
+    def transpose(self, *axes):
+        return Tensor(self.array.transpose(*axes), self.device)
+
+
+class TensorArrays:
+    """The adapter of `Tensor`, as autotune.arrays has them for torch and CuPy."""
+
+    name = "fake"
+
+    def __init__(self):
+        self.dtypes = {array_dtype(name): name for name in ("bf16", "fp16", "fp32")}
+        self.sink_dtypes = {array_dtype("bf16"): 2, **{np.dtype(n): c for n, c in SINK_DTYPES.items() if n != "bfloat16"}}
+        self.copies, self.streams = 0, {0: 70, 1: 71}
+
+    def read(self, tensor):
+        array = tensor.array
+        if tensor.requires_grad:
+            raise AttentionError("an input requires grad, but there is no backward yet")
+        stride0, stride1, stride2, stride3 = (stride // array.itemsize for stride in array.strides)
+        return array.ctypes.data, array.shape, stride0, stride1, stride2, stride3, array.dtype, tensor.device
+
+    def vector(self, tensor):
+        array = tensor.array
+        return array.ctypes.data, array.shape, tuple(s // array.itemsize for s in array.strides), array.dtype, tensor.device
+
+    def stream(self, device):
+        return self.streams[device]
+
+    def empty(self, like, shape):
+        return Tensor(aligned(shape, like.dtype), like.device)
+
+    def empty_float32(self, like, shape):
+        return Tensor(aligned(shape, np.dtype(np.float32)), like.device)
+
+    def pointer(self, tensor):
+        return tensor.array.ctypes.data
+
+    def packed(self, tensor):
+        self.copies += 1
+        copy = aligned(tensor.shape, tensor.dtype)
+        copy[...] = tensor.array
+        return Tensor(copy, tensor.device)
+
+    def negated(self, tensor):
+        return Tensor(-tensor.array, tensor.device)
+
+    def assign(self, target, source):
+        target.array[...] = source.array
+
+    def zero(self, tensor):
+        tensor.array[...] = 0
+
+    def fill_lse(self, lse, sinks):
+        lse.array[...] = -np.inf if sinks is None else sinks.array.astype(np.float32)[None, :, None]
+
+
+def aligned(shape, dtype):
+    """A C-ordered array at an address that is a multiple of 256, full of NaN."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    data = np.full(size + 256, 0xFF, np.uint8)
+    start = -data.ctypes.data % 256
+    return data[start:start + size].view(dtype).reshape(shape)
+
+
+class FakeGpu(FakeCuda):
+    """Computes what it is asked to launch. `calls` has the decoded Params of each launch, by field name."""
+
+    def __init__(self, kernel="forward_mma"):
+        super().__init__()
+        self.kernel, self.calls, self.streams = KERNELS[kernel], [], []
+
+    def launchKernel(self, *arguments):
+        super().launchKernel(*arguments)
+        self.streams.append(arguments[8])
+        values = struct.unpack_from(params_format(self.kernel.fields), self.launches[-1][-1])
+        params = dict(zip((field.name for field in self.kernel.fields), values))
+        self.calls.append(params)
+        if self.compute:
+            _attend(params, *self.compute)
+
+    compute = None  # (dtype name, head_dim, head_dim_v), which the real kernel has compiled in
+
+
+def _view(address, shape, strides, dtype):
+    """The array at `address`; strides in elements."""
+    if address == 0 or 0 in shape:
+        return None
+    reach = [(size - 1) * stride for size, stride in zip(shape, strides)]
+    low, high = sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
+    memory = (ctypes.c_char * ((high - low + 1) * dtype.itemsize)).from_address(address + low * dtype.itemsize)
+    return np.ndarray(shape, dtype, memory, -low * dtype.itemsize, [stride * dtype.itemsize for stride in strides])
+
+
+def _attend(p, dtype_name, head_dim, head_dim_v):
+    dtype = array_dtype(dtype_name)
+    hkv = p["heads_q"] // p["group"]
+
+    def tensor(name, rows, heads, dim):
+        strides = *(p[f"{name}_{axis}_stride"] for axis in ("batch", "row", "head")), 1
+        return _view(p[name], (p["batch"], rows, heads, dim), strides, dtype)
+
+    q, k = tensor("q", p["seqlen_q"], p["heads_q"], head_dim), tensor("k", p["seqlen_k"], hkv, head_dim)
+    v, out = tensor("v", p["seqlen_k"], hkv, head_dim_v), tensor("out", p["seqlen_q"], p["heads_q"], head_dim_v)
+    sink_dtype = {code: name for name, code in SINK_DTYPES.items()}[p["sink_dtype"]]
+    sinks = _view(p["sinks"], (p["heads_q"],), (1,), array_dtype("bf16") if sink_dtype == "bfloat16" else np.dtype(sink_dtype))
+    lse = _view(p["lse"], (p["batch"], p["heads_q"], p["seqlen_q"]),
+                (p["heads_q"] * p["seqlen_q"], p["seqlen_q"], 1), np.dtype(np.float32))
+    q, k, v = (to_float32(np.ascontiguousarray(x), dtype_name).astype(np.float64) for x in (q, k, v))
+    k, v = (np.repeat(x, p["group"], axis=2) for x in (k, v))
+    scores = np.einsum("bihd,bjhd->bhij", q, k) * p["scale_log2"] / LOG2E
+    i = np.arange(p["seqlen_q"])[:, None] + p["seqlen_k"] - p["seqlen_q"]
+    j = np.arange(p["seqlen_k"])[None]
+    scores = np.where((j >= i - p["window_left"]) & (j <= i + p["window_right"]), scores, -np.inf)
+    if sinks is not None:
+        extra = np.broadcast_to(sinks.astype(np.float64)[None, :, None, None], (*scores.shape[:3], 1))
+        scores = np.concatenate([scores, extra], -1)
+    top = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isinf(top), 0, top))
+    total = weights.sum(-1, keepdims=True)
+    result = np.einsum("bhij,bjhd->bihd", (weights / np.where(total == 0, 1, total))[..., :p["seqlen_k"]], v)
+    out[...] = from_float32(np, result.astype(np.float32), dtype_name)
+    if lse is not None:
+        with np.errstate(divide="ignore"):
+            lse[...] = (np.log(total) + np.where(np.isinf(top), 0, top))[..., 0]
+
+
+@pytest.fixture(name="gpu")
+def fake_gpu(monkeypatch):
+    """A fake GPU under the real attention(): lookup, plans, packing and launch are the real ones."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", plans.UntunedWarning)
+        yield install(monkeypatch)
+    forget()
+
+
+@pytest.fixture(name="simt_gpu")
+def fake_simt_gpu(gpu):
+    """The same for what forward_simt computes."""
+    gpu.kernel = KERNELS["forward_simt"]
+    return gpu
+
+
+def forget():
+    for cache in (plans._plans, plans._binaries, plans._told):
+        cache.clear()
+
+
+def install(monkeypatch, kernel="forward_mma"):
+    fake, library = FakeGpu(kernel), TensorArrays()
+    monkeypatch.setattr(launch, "_cupy", lambda: (fake, fake))
+    monkeypatch.setattr(launch, "_loaded", {})
+    monkeypatch.setitem(arrays.LIBRARIES, Tensor, library)
+    fake.capturing = False
+    monkeypatch.setattr(arrays, "is_capturing", lambda stream: fake.capturing)
+    for module in (plans, import_module("autotune.attention"), import_module("autotune.explain")):
+        monkeypatch.setattr(module, "detect", lambda device=0: GPU)
+    fake.built = []
+
+    def build(match):
+        fake.built.append(match)
+        return SimpleNamespace(sha256=f"{match.problem.static.text} {match.config}", image=b"", target="sm_90", nvrtc="13.0")
+
+    monkeypatch.setattr(plans, "build", build)
+    forget()
+    fake.library = library
+    fake.setDevice(0)
+    return fake
+
+
+def random(shape, dtype="bf16", seed=0):
+    array = aligned(shape, array_dtype(dtype))
+    array[...] = from_float32(np, np.random.default_rng(seed).standard_normal(shape).astype(np.float32), dtype)
+    return Tensor(array)
+
+
+def qkv(batch=2, seqlen_q=5, seqlen_k=7, heads_q=4, heads_kv=2, head_dim=64, head_dim_v=0, dtype="bf16"):
+    return (random((batch, seqlen_q, heads_q, head_dim), dtype, 1), random((batch, seqlen_k, heads_kv, head_dim), dtype, 2),
+            random((batch, seqlen_k, heads_kv, head_dim_v or head_dim), dtype, 3))

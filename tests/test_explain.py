@@ -1,0 +1,78 @@
+"""The other entry points: varlen and cached calls, source(), explain(), and the package's lazy names."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from fake_arrays import GPU, Tensor, aligned, fake_gpu, qkv, random  # noqa: F401 (a fixture)
+
+import autotune
+from autotune.arrays import AttentionError
+from autotune.kernels import kernel_of
+from autotune.problem import Problem
+
+
+def test_varlen_and_paged_calls_say_why_no_kernel_serves_them(gpu):
+    q, k, v = random((10, 4, 64)), random((12, 2, 64)), random((12, 2, 64))
+    lengths = Tensor(np.array([0, 4, 10], np.int32))
+    gpu.library.vector = lambda tensor: (0, tensor.shape, (), tensor.dtype, 0)
+    problem = "forward-bf16-b2-h4x2-q6-k7-d64-causal-varlen"
+    with pytest.raises(AttentionError, match=f"no kernel computes {problem}: forward_mma: it reads dense"):
+        autotune.attention_varlen(q, k, v, lengths, lengths, 6, 7, causal=True)
+    pages = random((9, 16, 2, 64))
+    with pytest.raises(AttentionError, match="page16"):
+        autotune.attention_with_kvcache(qkv()[0], pages, pages, page_table=Tensor(np.zeros((2, 4), np.int32)))
+    with pytest.raises(AttentionError, match="cache_seqlens|varlen"):
+        autotune.attention_with_kvcache(*qkv(), cache_seqlens=Tensor(np.zeros(2, np.int32)))
+    with pytest.raises(AttentionError, match="quantised"):
+        autotune.attention_with_kvcache(*qkv(), num_splits=2)
+
+
+def test_a_full_dense_cache_is_served(gpu):
+    q, k, v = qkv()
+    gpu.compute = "bf16", 64, 64
+    out = autotune.attention_with_kvcache(q, k, v)
+    assert (out.array == autotune.attention(q, k, v, causal=True).array).all() and len(gpu.launches) == 2
+
+
+def test_source_is_what_lookup_chooses_or_the_config_that_is_named():
+    text = autotune.source("forward-bf16-b1-h8x2-q512-k512-d64-causal", gpu="nvidia-h200")
+    assert "forward_mma" in text and "BLOCK_M" in text
+    problem = Problem(heads_q=8, heads_kv=2, seqlen_q=512, seqlen_k=512, head_dim=64, window_right=0)
+    config = kernel_of(autotune.lookup(problem, GPU).config).default(problem, GPU)
+    assert autotune.source(problem, config.text, GPU) == autotune.source(problem, config, GPU)
+    with pytest.raises(AttentionError, match="cannot serve .* smem_bytes is 1, but the other values need"):
+        autotune.source(problem, config.text.replace(f"smem_bytes={config['smem_bytes']}", "smem_bytes=1"), GPU)
+    with pytest.raises(ValueError, match="block_m is '7'; legal values are"):
+        autotune.source(problem, config.text.replace(f"block_m={config['block_m']}", "block_m=7"), GPU)
+    with pytest.raises(AttentionError, match="no kernel can serve"):
+        autotune.source("forward-bf16-b1-h8x2-q512-k512-d4096", gpu="nvidia-h200")
+
+
+def test_explain_names_kernel_match_refusals_and_copies(gpu):
+    q, k, v = qkv()
+    text = str(autotune.explain(q, k, v, causal=True))
+    assert "forward_mma" in text and "copies   none" in text and "autotune tune --problem" in text
+    odd = Tensor(aligned((2, 7, 2, 68), v.dtype)[..., :64])
+    explanation = autotune.explain(q, k, odd, scale=-1.0)
+    assert [copy[:12] for copy in explanation.copies] == ["q is negated", "v is copied:"] and "strides" in explanation.copies[1]
+    simt = autotune.explain(*qkv(dtype="fp32"))
+    assert simt.kernel.name == "forward_simt" and "fp32" in simt.refused["forward_mma"]
+    empty = autotune.explain(*qkv(seqlen_k=0))
+    assert empty.kernel is None and "nothing is launched" in str(empty)
+    assert not gpu.launches and not gpu.built
+
+
+def test_import_is_light_and_names_are_functions():
+    code = ("import sys, time; t = time.perf_counter(); import autotune; spent = time.perf_counter() - t\n"
+            "assert spent < 0.3, spent\n"
+            "assert not {'cupy', 'torch', 'numpy', 'jinja2', 'optuna', 'yaml'} & set(sys.modules)\n"
+            "from autotune import attention, Match, Problem, Config, Gpu, explain, prepare, source, lookup, attention_varlen\n"
+            "import autotune.attention, autotune.lookup, autotune.explain\n"
+            "assert callable(autotune.attention) and callable(autotune.lookup) and callable(autotune.explain)\n"
+            "assert not {'cupy', 'torch', 'jinja2', 'optuna'} & set(sys.modules)\n"
+            "assert set(autotune.__all__) <= set(dir(autotune))\n"
+            "try:\n    autotune.nonsense\nexcept AttributeError as e:\n    assert 'nonsense' in str(e)\n"
+            "else:\n    assert False\n")
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,126 @@
+"""Plans: keys, bounds, threads, capture, prepare, and the warning for what was never tuned."""
+
+import threading
+import warnings
+
+import numpy as np
+import pytest
+from fake_arrays import Tensor, fake_gpu, install, qkv, random  # noqa: F401 (a fixture)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autotune
+from autotune import plans
+from autotune.arrays import AttentionError
+from autotune.kernels import KERNELS
+from autotune.plans import UntunedWarning
+from autotune.problem import Problem, ProblemError
+
+
+@pytest.mark.filterwarnings("ignore::autotune.plans.UntunedWarning")
+@settings(max_examples=200)
+@given(data=st.data())
+def test_the_key_of_a_call_is_the_key_of_its_problem(data):
+    """attention() writes the key out without a Problem; prepare() makes it from one. They must be the same tuple."""
+    draw = data.draw
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        length = st.integers(1, 40)
+        sizes = dict(batch=draw(st.integers(1, 5)), seqlen_q=draw(length), seqlen_k=draw(length),
+                     heads_q=draw(st.sampled_from((2, 4))), heads_kv=draw(st.sampled_from((1, 2))))
+        causal, side = draw(st.booleans()), st.none() | st.integers(0, 45)
+        window = draw(side), draw(side)
+        sinks = Tensor(np.zeros(sizes["heads_q"], np.float32)) if draw(st.booleans()) else None
+        asked = []
+        patch.setattr(plans, "find", lambda key: asked.append(key) or plans._plans.get(key))
+        q, k, v = qkv(**sizes)
+        autotune.attention(q, k, v, causal=causal, window=window, sinks=sinks)
+        problem = Problem(**sizes, head_dim=64, window_left=window[0], window_right=0 if causal else window[1],
+                          sinks=sinks is not None)
+        assert asked == [plans.key_of(problem, 0)] and asked[0] in plans._plans
+
+
+def test_scalars_of_the_warm_path_are_the_kernels_arguments(gpu):
+    q, k, v = qkv(batch=3, seqlen_q=33, seqlen_k=50)
+    autotune.attention(q, k, v, causal=True, window=(9, None), scale=0.25)
+    problem = Problem(batch=3, seqlen_q=33, seqlen_k=50, heads_q=4, heads_kv=2, head_dim=64, window_left=9, window_right=0)
+    (plan,) = plans._plans.values()
+    kernel, wanted = plan.kernel, KERNELS["forward_mma"].arguments(problem, plan.config, 0.25, 0)
+    names = [field.name for field in kernel.fields][18:]
+    assert [gpu.calls[0][name] for name in names] == pytest.approx(list(wanted))
+    (step,) = kernel.plan(problem, plan.config)
+    assert gpu.launches[0][2:9] == (step.grid, 1, 1, step.block, 1, 1, step.smem_bytes)
+
+
+def test_growing_lengths_stay_warm(gpu):
+    q, k, v = qkv(seqlen_k=257)
+    for length in range(257, 289):
+        k, v = random((2, length, 2, 64)), random((2, length, 2, 64))
+        autotune.attention(q, k, v, causal=True)
+    assert len(plans._plans) == 1 and len(gpu.built) == 1 and len(gpu.launches) == 32
+    assert [call["seqlen_k"] for call in gpu.calls] == list(range(257, 289))
+
+
+def test_plans_are_bounded_and_binaries_are_shared(gpu, monkeypatch):
+    monkeypatch.setattr(plans, "MAX_PLANS", 4)
+    q, _, _ = qkv()
+    for length in range(1, 12):
+        autotune.attention(q, random((2, length, 2, 64)), random((2, length, 2, 64)))
+    assert len(plans._plans) == 4 and len(gpu.built) == 1
+
+
+def test_threads_share_one_plan(gpu):
+    q, k, v = qkv()
+    failures = []
+
+    def work():
+        try:
+            for _ in range(20):
+                autotune.attention(q, k, v, causal=True)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures and len(gpu.launches) == 160 and len(gpu.modules) == 1
+
+
+def test_under_capture_an_unprepared_kernel_raises_and_names_prepare(gpu):
+    q, k, v = qkv()
+    gpu.capturing = True
+    with pytest.raises(AttentionError, match=r"autotune.prepare\('forward-bf16-b2-h4x2-q5-k7-d64-causal'\)"):
+        autotune.attention(q, k, v, causal=True)
+    assert not gpu.modules
+    autotune.prepare("forward-bf16-b2-h4x2-q5-k7-d64-causal")
+    autotune.attention(q, k, v, causal=True)
+    longer = random((2, 9, 2, 64))
+    autotune.attention(q, longer, longer, causal=True)  # another bucket whose binary is loaded already
+    assert len(gpu.launches) == 2 and len(gpu.modules) == 1
+
+
+def test_prepare_takes_problems_texts_and_models(gpu):
+    matches = autotune.prepare([Problem(seqlen_q=4, seqlen_k=4), "forward-fp16-b1-h1x1-q4-k4-d64"])
+    assert [match.problem.text for match in matches] == ["forward-bf16-b1-h1x1-q4-k4-d128", "forward-fp16-b1-h1x1-q4-k4-d64"]
+    assert len(gpu.modules) == 2
+    assert len(autotune.prepare("llama-3-8b", gpu=1)) > 1 and gpu.modules[-1] == 1001
+    before = list(gpu.modules)
+    autotune.prepare("forward-bf16-b1-h1x1-q4-k4-d256", gpu="nvidia-h200")  # fills the cache folder only
+    assert gpu.modules == before
+    with pytest.raises(ValueError, match="no model is called"):
+        autotune.prepare("no-such-model")
+    with pytest.raises(ProblemError, match="malformed"):
+        autotune.prepare("forward-bf16")
+
+
+def test_an_untuned_problem_is_served_and_says_so_once(gpu):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for length in (7, 300, 5000):
+            k = random((2, length, 2, 64))
+            autotune.attention(qkv()[0], k, k, causal=True)
+    (warning,) = [w for w in seen if w.category is UntunedWarning]
+    assert "`autotune tune --problem forward-bf16-b2-h4x2-q5-k7-d64-causal` tunes it in at most 1 min" in str(warning.message)
+    assert warning.filename == __file__
