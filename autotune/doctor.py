@@ -74,10 +74,11 @@ def _nvrtc() -> Iterator[Finding]:
     except CompilerMissing as error:
         yield Finding(FAIL, "nvrtc", str(error))
         return
-    pinned = found.startswith(("13.0.", "12.9."))
-    yield Finding(OK if pinned else NOTE, "nvrtc", found if pinned else
-                  f"{found}; shipped records were compiled with 13.0, so they count as other_toolkit here; "
-                  "pip install 'nvidia-cuda-nvrtc==13.0.*'")
+    if found.startswith("13.0"):
+        yield Finding(OK, "nvrtc", found)
+    else:
+        yield Finding(NOTE, "nvrtc", f"{found}; shipped records were compiled with 13.0, so they count as other_toolkit here; on "
+                      "a driver for CUDA 13, pip install 'nvidia-cuda-nvrtc==13.0.*' brings the same")
 
 
 def _compiles() -> Iterator[Finding]:

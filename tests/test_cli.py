@@ -301,6 +301,40 @@ def test_source_takes_a_config(capsys, homes):
     assert f"BLOCK_M = {config['block_m']};" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("ok, code", [(True, 0), (False, 1)])
+def test_verify_says_what_is_wrong(capsys, homes, monkeypatch, ok, code):
+    from autotune import verify
+    from autotune.commands import verify as command
+    from autotune.gpu import by_name
+
+    checked = []
+
+    def judged(problem, config, gpu, seed):
+        checked.append((problem.text, config.kernel))
+        return verify.Result(config, ok, 0.5 if ok else 7.0, "" if ok else "random inputs: out is wrong in batch 0, head 1")
+
+    monkeypatch.setattr(command, "needed_gpu", lambda why: by_name("nvidia-h200"))
+    monkeypatch.setattr(verify, "verify", judged)
+    assert run("verify", SMALL) == code
+    out = capsys.readouterr().out
+    assert {kernel for _, kernel in checked} == {"forward_mma", "forward_simt"}
+    assert ("all are correct" in out) == ok and ("out is wrong in batch 0, head 1" in out) != ok
+
+
+@pytest.mark.gpu
+def test_verify_on_the_gpu(capsys):
+    for problem in (SMALL, "forward-bf16-b2-h6x2-q100-k260-d128-causal-left65-sinks", "forward-fp32-b1-h2x1-q33-k70-d40-causal"):
+        assert run("verify", problem) == 0, capsys.readouterr().out
+
+
+@pytest.mark.gpu
+def test_tune_on_the_gpu_measures_and_lookup_finds_it(capsys, homes):
+    assert run("tune", "--problem", "forward-bf16-b1-h8x2-q1024-k1024-d64-causal") == 0
+    assert "measured" in capsys.readouterr().out
+    assert run("lookup", "forward-bf16-b1-h8x2-q1024-k1024-d64-causal") == 0
+    assert "exact, measured" in capsys.readouterr().out
+
+
 def test_gpus_lists_the_catalogue(capsys, no_gpu):
     assert run("gpus") == 0
     out = capsys.readouterr().out
