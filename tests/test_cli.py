@@ -263,8 +263,8 @@ def test_tune_without_a_gpu_says_so_predicts_and_shows_what_to_try_next(capsys, 
     assert "no GPU can be used" in captured.err and "Taking the NVIDIA H200 from the catalogue" in captured.err
     assert "predicted" in captured.out and f"autotune source {SMALL} --gpu nvidia-h200" in captured.out
     assert (homes[0] / "nvidia-h200" / "forward.yaml").exists()
-    next_command = next(line.split() for line in captured.out.splitlines() if line.startswith("  autotune lookup"))
-    assert run(*next_command[1:]) == 0
+    lookup = next(line for line in captured.out.splitlines() if "autotune lookup" in line)
+    assert run(*lookup.partition("autotune ")[2].split()) == 0
     assert "match    exact, predicted" in capsys.readouterr().out
     assert run("db", "list") == 0 and SMALL in capsys.readouterr().out
     assert run("db", "show", SMALL) == 0 and "evidence: predicted" in capsys.readouterr().out

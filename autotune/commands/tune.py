@@ -7,6 +7,9 @@ predicted. Ctrl-C keeps what was measured; the same command goes on from there.
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
+from pathlib import Path
 
 from ..gpu import Gpu
 from ..problem import EXAMPLE
@@ -41,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if len(records) == len(problems) else 1
 
 
-def checkout_root():
+def checkout_root() -> Path:
     """The tuning_db/ folder of the checkout that this package runs from. Raises `UsageError` for an installed package."""
     from .. import database
 
@@ -62,11 +65,20 @@ def report(records) -> str:
 def next_steps(problem, gpu: Gpu, at_hand: bool, db: str) -> str:
     """The commands to try next."""
     suffix = "" if at_hand else f" --gpu {gpu.name}"
-    steps = [f"  autotune lookup {problem}{suffix}", f"  autotune source {problem}{suffix}",
-             f"  autotune source {problem}{suffix} --resources"]
+    steps = [f"lookup {problem}{suffix}", f"source {problem}{suffix}", f"source {problem}{suffix} --resources"]
     if db == "checkout":
-        steps.append("  autotune build          # brings generated/ up to date with tuning_db/")
-    return "\nTry next (autotune is in .venv/bin, or: sh scripts/run lookup ...):\n" + "\n".join(steps)
+        steps.append("build          # brings generated/ up to date with tuning_db/")
+    return "\nTry next:\n" + "\n".join(f"  {_program()} {step}" for step in steps)
+
+
+def _program() -> str:
+    """How this shell starts autotune: as it did now, shorter where PATH or the current folder allow."""
+    path = Path(sys.argv[0])
+    if path.name != "autotune":
+        return "python -m autotune"
+    if shutil.which("autotune") == str(path):
+        return "autotune"
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _gain(record) -> str:
