@@ -45,5 +45,5 @@ def _no_gpu() -> str | None:
     try:
         detect()
     except GpuError as error:
-        return str(error)
+        return str(error).split(". ")[0]
     return None
