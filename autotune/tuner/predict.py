@@ -39,7 +39,7 @@ def predict(problems: Sequence[Problem], gpu: Gpu, make: Builder, progress: Prog
         for n, problem in enumerate(problems):
             left = max(0.0, SECONDS_ALL - (time.monotonic() - began))
             deadline = time.monotonic() + min(SECONDS_EACH, 2 * left / (len(problems) - n))
-            progress.problem(problem.text, TRIED)
+            progress.problem(problem.text)
             ranked = _ranked(problem, gpu, make, pool, deadline, progress, good[problem.static])
             if ranked:
                 record = predicted_record(problem, gpu, ranked, default_config(problem, gpu))
@@ -53,8 +53,8 @@ def _ranked(problem: Problem, gpu: Gpu, make: Builder, pool: ThreadPoolExecutor,
             progress: Progress, good: dict[Config, Built]) -> list[tuple[float, Built]]:
     """(estimate in us, binary) of the configs that compile without a flaw, best first. Adds them to `good`."""
     default = default_config(problem, gpu)
-    configs = (config for config in _promising(problem, gpu, default) if config not in good)
-    running: dict[Future, Config] = {}
+    configs = (config for config in _promising(problem, gpu) if config not in good and config != default)
+    running: dict[Future, Config] = {} if default in good else {pool.submit(make.build, problem.static, default): default}
     try:
         while True:
             done = len(good) > WANTED or time.monotonic() > deadline
@@ -76,12 +76,12 @@ def _ranked(problem: Problem, gpu: Gpu, make: Builder, pool: ThreadPoolExecutor,
     return sorted(ranked, key=lambda entry: (entry[0], entry[1].config != default, entry[1].config.text))
 
 
-def _promising(problem: Problem, gpu: Gpu, default: Config) -> Iterator[Config]:
-    """The default, then the best of every kernel that is worth it, by turns."""
+def _promising(problem: Problem, gpu: Gpu) -> Iterator[Config]:
+    """The best `TRIED` of the kernels that are worth it, by turns."""
     kernels = worthwhile(candidates(problem, gpu), problem, gpu)
     lists = [predicted(kernel, problem, gpu, kernel.space(problem, gpu), TRIED) for kernel in kernels]
     turns = [configs[n] for n in range(TRIED) for configs in lists if n < len(configs)]
-    return iter(list(dict.fromkeys([default, *turns]))[:TRIED])
+    return iter(turns[:TRIED])
 
 
 def _estimate_us(problem: Problem, built: Built, gpu: Gpu) -> float:

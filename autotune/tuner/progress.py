@@ -26,14 +26,11 @@ class Progress:
         self._done = 0
         self._began = self._problem_began = time.monotonic()
         self._last = float("-inf")
-        self._name = ""
-        self._planned = 0
         self.outcomes: Counter[str] = Counter()
         self._best: tuple[float, Config] | None = None
 
-    def problem(self, name: str, planned: int) -> None:
-        """A new problem begins, with at most `planned` configs to try."""
-        self._name, self._planned = name, planned
+    def problem(self, name: str) -> None:
+        """A new problem begins."""
         self._problem_began = time.monotonic()
         self.outcomes, self._best = Counter(), None
         self.say(f"[{self._done + 1}/{self._total}] {name}")
@@ -81,10 +78,10 @@ class Progress:
             print(text, file=self._stream, flush=True)
 
     def status(self, now: float) -> str:
-        """``34/72 configs, ok 30, spilled 4, best 1234.5 us (forward_mma ...), about 1 min 20 s left``"""
+        """``34 configs: ok 30, spilled 4; best 1234.5 us (0a1b2c3d); about 1 min 20 s left``"""
         counts = ", ".join(f"{outcome.replace('_', ' ')} {count}" for outcome, count in self.outcomes.most_common())
         best = f"best {self._best[0]:.1f} us ({self._best[1].digest})" if self._best else "none works yet"
-        return f"{self.outcomes.total()}/{self._planned} configs, {counts}, {best}, about {duration(self.seconds_left(now))} left"
+        return f"{self.outcomes.total()} configs: {counts}; {best}; about {duration(self.seconds_left(now))} left"
 
     def seconds_left(self, now: float) -> float:
         """From the pace of the problems done, or else from the guess; the problem at hand counts by its configs."""

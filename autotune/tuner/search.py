@@ -6,7 +6,7 @@ validity mattered more than the sampler (48 to 52 evaluations to the optimum, ag
 an illegal or repeated proposal of the sampler is replaced by the nearest unseen legal config.
 
 Two stages: first the compile parameters, with launch parameters near the default's; then, when the caller says it is
-late or the first stage is exhausted, the launch parameters of the few best (these cost no compile).
+late or the first stage is exhausted, mostly the launch parameters of the few best (these cost no compile).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..kernels.base import Kernel
 
 STARTUP = 12  # told results before TPE stops sampling at random; seeds count
 FEW = 4  # skeletons whose launch parameters the second stage varies
+LATE_STAGE_ONE = 4  # every so many-th proposal of the second stage is still one of the first
 NEIGHBOUR_STEPS = 2  # how far from the best a neighbour may be, in single-step changes
 
 
@@ -91,13 +92,13 @@ class Search:
         if not self._unseen.any():
             return None
         skeleton_left = bool(self._unseen[self._skeleton].any())
-        if late or not skeleton_left:
+        self._turn += 1
+        if not skeleton_left or (late and self._turn % LATE_STAGE_ONE):
             variant = self._launch_variant()
             if variant is not None:
                 return self._take(variant)
         if not skeleton_left:
             return self._take(int(np.flatnonzero(self._unseen)[0]))
-        self._turn += 1
         neighbour = self._neighbour() if self._turn % 2 == 0 else None
         return self._take(neighbour) if neighbour is not None else self._sample()
 
@@ -140,13 +141,17 @@ class Search:
         return [i for _, i in sorted(timed)]
 
     def _launch_variant(self) -> int | None:
-        keys = list(dict.fromkeys(self.kernel.compile_key(self.space[i]) for i in self._ranked()))[:FEW]
-        for key in keys:
+        """Of the few best skeletons, the unseen config that changes fewest launch parameters, a better skeleton's first."""
+        leaders: dict[tuple, int] = {}
+        for i in self._ranked():
+            leaders.setdefault(self.kernel.compile_key(self.space[i]), i)
+        offers = []
+        for rank, (key, leader) in enumerate(list(leaders.items())[:FEW]):
             group = np.array([i for i in self._groups[key] if self._unseen[i]], dtype=int)
             if len(group):
-                best = next(i for i in self._ranked() if self.kernel.compile_key(self.space[i]) == key)
-                return int(group[np.argmin(self._steps(self._points[best], group))])
-        return None
+                changed = (self._points[group] != self._points[leader]).sum(axis=1)
+                offers.append((int(changed.min()) + rank, rank, int(group[np.argmin(changed)])))
+        return min(offers)[2] if offers else None
 
     def _neighbour(self) -> int | None:
         """An unseen first-stage config one or two steps from the best, or from the second or third best if it has none."""

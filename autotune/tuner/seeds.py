@@ -13,7 +13,7 @@ from ..records import Record
 from .search import diverse
 
 NEIGHBOURS = 3
-PREDICTED = 6
+PREDICTED = 10
 APART = 3  # single-step changes between two predicted seeds
 HOPELESS = 4.0  # a kernel whose best estimate is this many times the best kernel's is not searched
 

@@ -26,6 +26,7 @@ from .worker import Reply, Worker, WorkerError
 
 OPEN_SECONDS = 240.0  # inputs and references; the first time on a machine CuPy compiles some hundred small kernels
 CALL_SECONDS = 10.0  # for one config, besides its launches
+FIRST_CALL_SECONDS = 60.0  # more, until one has worked in a process: CuPy compiles what checking and timing need
 CALL_LAUNCHES = 60  # the worker launches a config at most so often: inputs of every kind, warm-up, samples
 AHEAD = 4  # configs under way beyond one for each compile thread
 FINAL_ATTEMPTS = 3
@@ -51,7 +52,7 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(Budget(trials=80, seconds=34.0, patience=36), finalists=4, final_seconds=4.0),
+    "quick": Effort(Budget(trials=80, seconds=40.0, patience=36), finalists=4, final_seconds=4.0),
     "full": Effort(Budget(trials=800, seconds=900.0, patience=200), finalists=8, final_seconds=20.0),
 }
 
@@ -77,7 +78,7 @@ class Session:
         budget = self.effort.budget
         spent = sum(1 if trial.cubin else COMPILE_ONLY for trial in resumed)
         left = Budget(max(0, math.ceil(budget.trials - spent)), budget.seconds, budget.patience)
-        self.progress.problem(problem.text, left.trials)
+        self.progress.problem(problem.text)
         self.progress.known(len(resumed))
         with builder.pool() as pool:
             try:
@@ -100,6 +101,7 @@ class _Desk:
         self._store = Store(problem, session.gpu, session.store_root)
         self._results: dict[Config, Measurement] = {}
         self._same: dict[tuple, Config] = {}  # what is launched -> the config that it was measured as
+        self._warm = 0  # the worker's start in which a config of this problem worked
         self._submit_open()  # goes on while the first configs compile
 
     def restore(self, search: Search) -> list[Trial]:
@@ -189,12 +191,15 @@ class _Desk:
         return _measurement(reply)
 
     def _call(self, method: str, *arguments: object, timeout: float) -> Reply:
-        reply = self._worker.call(method, *arguments, timeout=timeout)
+        start = self._worker.starts
+        reply = self._worker.call(method, *arguments, timeout=timeout + (0 if self._warm == start else FIRST_CALL_SECONDS))
         if reply.status == "raised":  # CUDA's errors are outcomes; this is ours, and every config would meet it
             self._worker.kill()
             raise WorkerError(f"{self._problem}: {method} failed in the process that measures kernels: {reply.message}")
         if reply.status == "done" and _poisoned(reply.value):
             self._worker.kill()  # an illegal access stays with the CUDA context
+        elif reply.status == "done":
+            self._warm = start
         return reply
 
     def _submit_open(self) -> None:
