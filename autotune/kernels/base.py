@@ -15,7 +15,7 @@ from ..problem import Problem, Static
 WARP_SIZE = 32
 
 # C type in the Params struct -> struct format code. Natural alignment; sizes are those of every CUDA target.
-FIELD_CODES = {"pointer": "Q", "long long": "q", "int": "i", "unsigned": "I", "float": "f"}
+FIELD_CODES = {"TensorMap": "128s", "pointer": "Q", "long long": "q", "int": "i", "unsigned": "I", "float": "f"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,14 @@ def params_bytes(fields: tuple[Field, ...]) -> int:
     return struct.calcsize(params_format(fields))
 
 
+class Map(NamedTuple):
+    """One TensorMap member of Params: boxes of `rows` x `columns` of a tensor (q, k or v), with the 128-byte swizzle."""
+
+    tensor: str
+    rows: int
+    columns: int
+
+
 class Step(NamedTuple):
     """One launch of a plan. A tuple, because a call with new sizes makes one, and a frozen dataclass takes 0.8 us longer."""
 
@@ -49,6 +57,7 @@ class Step(NamedTuple):
     smem_bytes: int
     carveout: int = -1  # percent of the SM's L1 to set aside as shared memory; -1: the driver's choice
     cluster: int = 1
+    blocks_per_sm: int = 0  # above 0: launch at most this many for each SM, and blocks go round for the rest of the grid
 
 
 Rule = Callable[[Static, Mapping[str, Value], Gpu], "str | None"]
@@ -81,6 +90,10 @@ class Kernel:
         """(C type, NAME, value) of each constexpr that the template prints at the top."""
         raise NotImplementedError
 
+    def operands(self, static: Static, config: Config) -> dict[str, object]:
+        """Further names for the template: texts that neither C++ nor a constant can make, such as operand lists of asm."""
+        return {}
+
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """A legal config known to be good without tuning, from the literature; its source stands beside it."""
         raise NotImplementedError
@@ -91,6 +104,10 @@ class Kernel:
 
     def workspace_bytes(self, problem: Problem, config: Config) -> int:
         return 0
+
+    def maps(self, static: Static, config: Config) -> tuple[Map, ...]:
+        """The tensor maps with which Params begins."""
+        return ()
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Predicted time from resources and roofline, given what ptxas said of registers."""

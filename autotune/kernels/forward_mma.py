@@ -116,7 +116,7 @@ class ForwardMma(ForwardKernel):
         elif problem.mask == "causal" and head_dim <= 128 and not small:
             tile.update(block_m=128)
         elif problem.mask == "full" and head_dim <= 128:
-            tile.update(block_m=128, num_stages=1, rescale_slack=0)
+            tile.update(block_m=128, rescale_slack=0)
         elif head_dim > 128 and gpu.arch == 80:
             tile.update(block_m=128, num_warps=8)
         fixed = dict(q_in_registers=False, overlap=False, min_blocks_per_sm=1, longest_first=True, head_group=1, smem_carveout=-1)
@@ -124,9 +124,12 @@ class ForwardMma(ForwardKernel):
         configs = [self.config(problem.static, {**fixed, **tile, **shape}) for shape in shapes]
         return next((c for c in configs if self.illegal(problem.static, c, gpu) is None), configs[-1])
 
+    def block_rows(self, config: Config) -> int:
+        return config["block_m"]
+
     def plan(self, problem: Problem, config: Config) -> list[Step]:
-        blocks = math.ceil(problem.seqlen_q / config["block_m"]) * problem.heads_q * problem.batch
-        return [Step(self.name, blocks, config["num_warps"] * WARP_SIZE, config["smem_bytes"], config["smem_carveout"])]
+        threads = config["num_warps"] * WARP_SIZE
+        return [Step(self.name, self.blocks(problem, config), threads, config["smem_bytes"], config["smem_carveout"])]
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Time of the busiest unit, stretched by the last wave and by what too few warps cannot hide.
@@ -148,7 +151,7 @@ class ForwardMma(ForwardKernel):
         warps = blocks_per_sm * config["num_warps"]
         hidden = min(1.0, (warps / 4 + (0.7 if config["overlap"] else 0) + 0.2 * (config["num_stages"] > 1)) / 4)
         clocks = max(mma, smem, exp) + (1 - hidden) * (mma + exp + vector - max(mma, exp))
-        tiles = _visited_tiles(problem, m, n)
+        tiles = visited_tiles(problem, m, n)
         heads = problem.batch * problem.heads_q
         waves = math.ceil(math.ceil(problem.seqlen_q / m) * heads / (gpu.sms * blocks_per_sm))
         tail = 1 + 0.5 / waves
@@ -157,7 +160,7 @@ class ForwardMma(ForwardKernel):
         return max(compute_us, memory_us) + 3.0
 
 
-def _visited_tiles(problem: Problem, block_m: int, block_n: int) -> float:
+def visited_tiles(problem: Problem, block_m: int, block_n: int) -> float:
     """(row block, key tile) pairs of one head that a kernel loads: visible area plus half a tile along each mask edge."""
     rows = math.ceil(problem.seqlen_q / block_m) * block_m
     edges = sum(bound is not None for bound in (problem.window_left, problem.window_right))

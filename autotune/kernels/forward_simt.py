@@ -74,10 +74,11 @@ class ForwardSimt(ForwardKernel):
                 return config
         raise AssertionError(f"reject() let {problem} pass, but no config of {self.name} is legal on {gpu.name}")
 
+    def block_rows(self, config: Config) -> int:
+        return config["num_warps"] * config["rows_per_warp"]
+
     def plan(self, problem: Problem, config: Config) -> list[Step]:
-        rows = config["num_warps"] * config["rows_per_warp"]
-        blocks = math.ceil(problem.seqlen_q / rows) * problem.heads_q * problem.batch
-        return [Step(self.name, blocks, config["num_warps"] * WARP_SIZE, config["smem_bytes"])]
+        return [Step(self.name, self.blocks(problem, config), config["num_warps"] * WARP_SIZE, config["smem_bytes"])]
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Multiply-adds at the CUDA cores' rate, slowed by the shared-memory reads that feed them: for each key and column

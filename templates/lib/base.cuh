@@ -19,6 +19,7 @@ struct fp16 { unsigned short bits; };
 DEVICE int thread_id() { return threadIdx.x; }
 DEVICE int lane_id() { return threadIdx.x % WARP_SIZE; }
 DEVICE int block_id() { return blockIdx.x; }
+DEVICE int grid_size() { return gridDim.x; }
 // The same value in every lane, in a form the compiler can keep in a uniform register.
 DEVICE int warp_id() { return __shfl_sync(0xffffffffu, threadIdx.x / WARP_SIZE, 0); }
 

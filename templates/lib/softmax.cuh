@@ -17,16 +17,22 @@ template <int TILES_N> DEVICE float fragment_row_max(const float (&s)[TILES_N][4
     return row_max(x);
 }
 
-// Replaces scores by probabilities relative to the running maximum, and brings `o` and the sums to that maximum.
+// What the output and the sums have to be multiplied by when the running maximum moves.
+template <int TILES_M> struct Rescale {
+    float factor[TILES_M][2];
+    bool needed;  // the same in all lanes of the warp
+};
+
+// Moves the running maximum to cover the scores of one more tile.
 //
-// RESCALE_SLACK < 0 does so at every tile. Otherwise the maximum moves, and o is rescaled, only when it has grown by more
-// than RESCALE_SLACK (a power of two) in some row of the warp: probabilities then reach at most 2^RESCALE_SLACK, and the
-// division at the end makes the result exact again. ROWS_MAY_BE_EMPTY guards rows that have seen no key so far.
-template <int RESCALE_SLACK, bool ROWS_MAY_BE_EMPTY, int TILES_M, int TILES_N, int TILES_V>
-DEVICE void softmax_tile(float (&s)[TILES_M][TILES_N][4], float (&o)[TILES_M][TILES_V][4], RowStatistics<TILES_M>& rows,
-                         float scale_log2) {
+// RESCALE_SLACK < 0 does so at every tile. Otherwise the maximum moves only when it has grown by more than RESCALE_SLACK (a
+// power of two) in some row of the warp: probabilities then reach at most 2^RESCALE_SLACK, and the division at the end
+// makes the result exact again. ROWS_MAY_BE_EMPTY guards rows that have seen no key so far.
+template <int RESCALE_SLACK, bool ROWS_MAY_BE_EMPTY, int TILES_M, int TILES_N>
+DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowStatistics<TILES_M>& rows, float scale_log2) {
+    Rescale<TILES_M> rescale;
     float maximum[TILES_M][2];
-    bool grown = false;
+    bool grown = RESCALE_SLACK < 0;
 #pragma unroll
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
@@ -34,19 +40,35 @@ DEVICE void softmax_tile(float (&s)[TILES_M][TILES_N][4], float (&o)[TILES_M][TI
             maximum[m][half] = max_of(rows.maximum[m][half], fragment_row_max(s[m], half));
             grown |= (maximum[m][half] - rows.maximum[m][half]) * scale_log2 > RESCALE_SLACK;
         }
-    if (RESCALE_SLACK < 0 || any_in_warp(grown)) {
+    rescale.needed = RESCALE_SLACK < 0 || any_in_warp(grown);
+    if (rescale.needed) {
 #pragma unroll
         for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 float reference = ROWS_MAY_BE_EMPTY && maximum[m][half] == -INF ? 0 : maximum[m][half];
-                float factor = exp2_approx((rows.maximum[m][half] - reference) * scale_log2);
+                rescale.factor[m][half] = exp2_approx((rows.maximum[m][half] - reference) * scale_log2);
                 rows.maximum[m][half] = maximum[m][half];
-                rows.sum[m][half] *= factor;
-#pragma unroll
-                for (int v = 0; v < TILES_V; ++v) o[m][v][half * 2] *= factor, o[m][v][half * 2 + 1] *= factor;
+                rows.sum[m][half] *= rescale.factor[m][half];
             }
     }
+    return rescale;
+}
+
+template <int TILES_M, int TILES_V>
+DEVICE void rescale_output(float (&o)[TILES_M][TILES_V][4], const Rescale<TILES_M>& rescale) {
+    if (!rescale.needed) return;
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+        for (int v = 0; v < TILES_V; ++v)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[m][v][i] *= rescale.factor[m][i / 2];
+}
+
+// Replaces scores by probabilities relative to the running maximum, and adds them to the sums.
+template <bool ROWS_MAY_BE_EMPTY, int TILES_M, int TILES_N>
+DEVICE void exponentiate(float (&s)[TILES_M][TILES_N][4], RowStatistics<TILES_M>& rows, float scale_log2) {
 #pragma unroll
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll

@@ -1,0 +1,144 @@
+"""`forward_wgmma`: forward attention for Hopper, with the copy engine, warpgroup multiplies and specialised warps."""
+
+from __future__ import annotations
+
+import math
+from typing import Mapping
+
+from ..config import Config, Parameter, Value
+from ..gpu import Gpu
+from ..problem import Problem, Static
+from .base import Field, Map, Step
+from .forward import FORWARD_FIELDS, ForwardKernel
+from .forward_mma import PANEL, visited_tiles
+
+WARPGROUP_SIZE = 128
+GROUP_ROWS = 64  # query rows that a warpgroup owns: M of wgmma
+
+# Registers a thread of the loader and of the multiplying groups, by number of the latter (FlashAttention-3,
+# hopper/flash_fwd_kernel_sm90.h). With one group the entry allocation of 256 threads is already the maximum.
+REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
+
+
+def turns_need_groups(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    if v["ping_pong"] and v["num_warpgroups"] < 2:
+        return "ping_pong needs two groups to take turns"
+    return None
+
+
+def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    smem = smem_bytes(static, v)
+    if smem > gpu["smem_per_block_bytes"]:
+        return f"it requests {smem} bytes of shared memory; a block of {gpu.name} can have {gpu['smem_per_block_bytes']}"
+    return None
+
+
+def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    """Scores, output, and probabilities of the last tile are live at once: N / 2 + Dv / 2 + N / 4, and about 24 more."""
+    need = v["block_n"] // 2 + static.head_dim_v // 2 + v["block_n"] // 4 + 24
+    limit = min(REGISTERS[v["num_warpgroups"]][1], 255)
+    if need > limit:
+        return f"about {need} registers a thread are live at once; {limit} are available"
+    return None
+
+
+def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
+    def tile(rows: int, columns: int) -> int:
+        return rows * math.ceil(columns / PANEL) * PANEL * 2
+
+    rows = v["num_warpgroups"] * GROUP_ROWS
+    return (max(tile(rows, static.head_dim), tile(rows, static.head_dim_v))
+            + v["num_stages"] * (tile(v["block_n"], static.head_dim) + tile(v["block_n"], static.head_dim_v))
+            + 8 * (2 + 4 * v["num_stages"]))
+
+
+class ForwardWgmma(ForwardKernel):
+    name = "forward_wgmma"
+    template = "forward_wgmma.cu.j2"
+    summary = "Hopper: TMA, wgmma, specialised warps; fp16 and bf16"
+    min_arch = 90
+    aligned = True
+    dtypes = ("bf16", "fp16")
+    parameters = (
+        Parameter("num_warpgroups", (1, 2, 3), "compile", "multiplying warpgroups of a block, 64 query rows each"),
+        Parameter("block_n", tuple(range(32, 257, 16)), "compile", "keys of a tile"),
+        Parameter("num_stages", (2, 3, 4), "compile", "buffers of K and of V"),
+        Parameter("overlap", (False, True), "compile", "softmax works while the last tile's P V is multiplied"),
+        Parameter("ping_pong", (False, True), "compile", "groups take turns to multiply, so that one's softmax hides another's"),
+        Parameter("rescale_slack", (-1, 0, 8), "compile",
+                  "rescale O when a row maximum grows by more than this (log2); -1: at every tile"),
+        Parameter("smem_bytes", (), "compile", "dynamic shared memory that the launch requests", derived=True),
+        Parameter("longest_first", (True, False), "launch", "start the last query rows first"),
+        Parameter("head_group", (1, 2, 4, 8, 16, 32, 64), "launch", "heads that run together, to share L2"),
+        Parameter("persistent", (False, True), "launch", "one block for each SM, which goes round"),
+    )
+    rules = (turns_need_groups, shared_memory, registers)
+    fields = (Field("TensorMap", "q_map"), Field("TensorMap", "k_map"), Field("TensorMap", "v_map"),
+              *FORWARD_FIELDS, Field("int", "head_group"), Field("int", "longest_first"))
+
+    def reject(self, problem: Problem, gpu: Gpu) -> str | None:
+        if gpu.arch != 90:
+            return f"it is for compute capability 9.0, the GPU has {gpu.arch / 10}"
+        for name in ("head_dim", "head_dim_v"):
+            value = getattr(problem, name)
+            if value % 8 or not 16 <= value <= 256:
+                return f"{name} is {value}; it takes multiples of 8 from 16 to 256"
+        return super().reject(problem, gpu)
+
+    def target(self, gpu: Gpu) -> str:
+        return "sm_90a"
+
+    def derive(self, static: Static, values: Mapping[str, Value]) -> dict[str, Value]:
+        return {"smem_bytes": smem_bytes(static, values)}
+
+    def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
+        loader, multiplier = REGISTERS[config["num_warpgroups"]]
+        return [*super().constants(static, config), ("int", "LOADER_REGISTERS", loader), ("int", "REGISTERS", multiplier)]
+
+    def operands(self, static: Static, config: Config) -> dict[str, object]:
+        return {"wgmma_type": {"bf16": "bf16", "fp16": "f16"}[static.dtype], "qk": _multiply(config["block_n"]),
+                "pv": _multiply(static.head_dim_v)}
+
+    def maps(self, static: Static, config: Config) -> tuple[Map, ...]:
+        return (Map("q", config["num_warpgroups"] * GROUP_ROWS, PANEL), Map("k", config["block_n"], PANEL),
+                Map("v", config["block_n"], PANEL))
+
+    def default(self, problem: Problem, gpu: Gpu) -> Config:
+        """The tile of FlashAttention-3 and -4 for Hopper (hopper/tile_size.h, flash_attn/cute/interface.py): D to 64
+        192 x 128, D to 128 128 x 128, D to 192 128 x 112 (96 under a window), above 128 x 80; 64 x 64 for windows."""
+        head_dim = max(problem.head_dim, problem.head_dim_v)
+        num_warpgroups, block_n = ((3, 128) if head_dim <= 64 else (2, 128) if head_dim <= 128 else
+                                   (2, 96) if head_dim <= 192 else (2, 80))
+        if problem.mask == "window" and problem.visible_pairs < 1024 * problem.seqlen_q:
+            num_warpgroups, block_n = 1, 64
+        values = dict(num_warpgroups=num_warpgroups, block_n=block_n, num_stages=2, overlap=True, ping_pong=num_warpgroups > 1 and head_dim <= 128,
+                      rescale_slack=-1, longest_first=True, head_group=4, persistent=False)
+        return self.config(problem.static, values)
+
+    def plan(self, problem: Problem, config: Config) -> list[Step]:
+        groups = config["num_warpgroups"]
+        blocks = math.ceil(problem.seqlen_q / (groups * GROUP_ROWS)) * problem.heads_q * problem.batch
+        return [Step(self.name, blocks, (1 + groups) * WARPGROUP_SIZE, config["smem_bytes"],
+                     blocks_per_sm=1 if config["persistent"] else 0)]
+
+    def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
+        """Tensor cores at wgmma's 4096 FLOP a clock and SM, exp2 at 16, and how much of the smaller hides under the larger:
+        none, most of it inside a group (overlap) or between groups (more than one)."""
+        m, n = config["num_warpgroups"] * GROUP_ROWS, config["block_n"]
+        mma = 2 * m * n * (problem.head_dim + problem.head_dim_v) / 4096
+        exp = m * n / gpu["exp_per_clock_sm"] * 1.5
+        hidden = min(0.95, 0.5 * config["overlap"] + 0.25 * (config["num_warpgroups"] - 1) + 0.1 * config["ping_pong"])
+        clocks = max(mma, exp) + (1 - hidden) * min(mma, exp) + 80
+        heads = problem.batch * problem.heads_q
+        waves = math.ceil(math.ceil(problem.seqlen_q / m) * heads / gpu.sms)
+        compute_us = visited_tiles(problem, m, n) * heads * clocks / gpu.sms / (0.88 * gpu["sm_clock_mhz"]) * (1 + 0.5 / waves)
+        return max(compute_us, problem.compulsory_bytes / gpu["bandwidth_gb_s"] * 1e-3) + 4.0
+
+
+def _multiply(n: int) -> dict[str, object]:
+    """Operand texts of one wgmma with an accumulator of 64 x n: 4 registers for each 16 x 8 tile, then the inputs."""
+    tiles = n // 8
+    registers = [", ".join(f"%{4 * tile + i}" for i in range(4)) for tile in range(tiles)]
+    bindings = [", ".join(f'"+f"(c[{tile}][{i}])' for i in range(4)) for tile in range(tiles)]
+    return {"n": n, "tiles": tiles, "registers": [line + ", " for line in registers[:-1]] + registers[-1:],
+            "bindings": [line + "," for line in bindings[:-1]] + bindings[-1:], "inputs": [4 * tiles + i for i in range(5)]}
