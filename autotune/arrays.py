@@ -33,21 +33,17 @@ class TorchArrays:
         self.dtypes = {getattr(torch, name): short for name, short in DTYPE_NAMES.items()}
         self.sink_dtypes = {getattr(torch, name): code for name, code in SINK_DTYPES.items()}
         self.float32 = torch.float32
-        self.stream = torch._C._cuda_getCurrentRawStream  # of a device index; what torch's own generated code calls
-        self._grad_enabled = torch.is_grad_enabled
+        # Of a device index; what torch's own generated code calls. A torch without CUDA lacks it, and has no CUDA tensors.
+        self.stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        self.grad_enabled = torch.is_grad_enabled
+        self.empty_like = torch.empty_like
 
     def read(self, array):
-        if array.requires_grad and self._grad_enabled():
-            raise AttentionError("an input requires grad, but there is no backward yet: "
-                                 "call under torch.no_grad(), or pass tensor.detach()")
         stride0, stride1, stride2, stride3 = array.stride()
         return array.data_ptr(), array.shape, stride0, stride1, stride2, stride3, array.dtype, array.get_device()
 
     def vector(self, array):
         """(pointer, shape, strides, dtype, device index) of an array of any rank."""
-        if array.requires_grad and self._grad_enabled():
-            raise AttentionError("sinks or slopes require grad, but there is no backward yet: "
-                                 "call under torch.no_grad(), or pass tensor.detach()")
         return array.data_ptr(), tuple(array.shape), array.stride(), array.dtype, array.get_device()
 
     def empty(self, like, shape):
@@ -101,6 +97,9 @@ class CupyArrays:
         self._ndarray, self._current_device = cupy.ndarray, runtime.getDevice
         self._stream = cupy.cuda.get_current_stream
 
+    def grad_enabled(self) -> bool:
+        return False
+
     def read(self, array):
         stride0, stride1, stride2, stride3 = array.strides
         data, size = array.data, array.itemsize
@@ -114,6 +113,10 @@ class CupyArrays:
 
     def stream(self, device: int) -> int:
         return self._stream(device).ptr
+
+    def empty_like(self, array):
+        """An array of the same shape, in C order."""
+        return self._allocate(array.data.device_id, array.shape, array.dtype)
 
     def empty(self, like, shape):
         return self._allocate(like.data.device_id, shape, like.dtype)

@@ -35,45 +35,25 @@ class UntunedWarning(UserWarning):
 class Plan:
     """A kernel, its config and its loaded binary, for every problem of one bucket on one device."""
 
-    __slots__ = ("match", "kernel", "config", "loaded", "scale", "aligned", "_packer", "_fields", "_launch_values", "_last")
+    __slots__ = ("match", "kernel", "scale", "aligned", "_bind", "_packer", "_launches")
 
     def __init__(self, match: Match, loaded: launch.Loaded):
-        problem = match.problem
-        self.match, self.config, self.loaded = match, match.config, loaded
-        self.kernel = kernel_of(match.config)
+        problem, config = match.problem, match.config
+        self.match, self.kernel = match, kernel_of(config)
         self.scale = problem.head_dim**-0.5
         self.aligned = self.kernel.aligned
+        self._bind = self.kernel.bind(problem, config)
         self._packer = struct.Struct(params_format(self.kernel.fields))
-        self._fields = {name: getattr(problem, name) for name in problem.__dataclass_fields__}
-        self._launch_values = self.kernel.launch_values(match.config)
-        self._size((problem.batch, problem.seqlen_q, problem.seqlen_k))  # loads what the bucket needs
+        self._launches = tuple(loaded.bound(step).launch for step in self.kernel.plan(problem, config))
 
-    def run(self, sizes: tuple[int, int, int], stream: int, arrays: tuple, scale: float, sink_dtype: int) -> None:
-        """Launches on `stream` for exact sizes (batch, seqlen_q, seqlen_k), which must be of this plan's bucket.
+    def run(self, batch: int, seqlen_q: int, seqlen_k: int, stream: int, arrays: tuple, scale: float, sink_dtype: int) -> None:
+        """Launches on `stream` for exact sizes, which must be of this plan's bucket.
 
         `arrays` is 6 pointers, then 12 strides in elements, as kernels/forward.py declares.
         """
-        last, problem, launches = self._last
-        if last != sizes:
-            problem, launches = self._size(sizes)
-        values = arrays + self.kernel.call_values(problem, scale, sink_dtype) + self._launch_values
-        for launch_step, grid in launches:
-            launch_step(grid, stream, self._packer, values)
-
-    def _size(self, sizes: tuple[int, int, int]) -> tuple[Problem, tuple]:
-        """(the problem, its launches) of exact sizes. The last ones are kept: the layers of a model repeat them."""
-        problem = self.sized(*sizes)
-        launches = tuple((self.loaded.bound(step).launch, step.grid) for step in self.kernel.plan(problem, self.config))
-        self._last = sizes, problem, launches
-        return problem, launches
-
-    def sized(self, batch: int, seqlen_q: int, seqlen_k: int) -> Problem:
-        """This plan's problem with exact sizes. They come from arrays that were checked, so validation (10 us) is left out."""
-        problem = object.__new__(Problem)
-        values = problem.__dict__
-        values.update(self._fields)
-        values["batch"], values["seqlen_q"], values["seqlen_k"] = batch, seqlen_q, seqlen_k
-        return problem
+        grids, scalars = self._bind(batch, seqlen_q, seqlen_k, scale, sink_dtype)
+        for launch_step, grid in zip(self._launches, grids):
+            launch_step(grid, stream, self._packer, arrays + scalars)
 
 
 def key_of(problem: Problem, device: int) -> tuple:

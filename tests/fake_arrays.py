@@ -15,7 +15,6 @@ import pytest
 from fake_cuda import FakeCuda
 
 from autotune import arrays, launch, plans
-from autotune.arrays import AttentionError
 from autotune.gpu import by_name
 from autotune.kernels import KERNELS
 from autotune.kernels.base import params_format
@@ -53,8 +52,6 @@ class TensorArrays:
 
     def read(self, tensor):
         array = tensor.array
-        if tensor.requires_grad:
-            raise AttentionError("an input requires grad, but there is no backward yet")
         stride0, stride1, stride2, stride3 = (stride // array.itemsize for stride in array.strides)
         return array.ctypes.data, array.shape, stride0, stride1, stride2, stride3, array.dtype, tensor.device
 
@@ -62,8 +59,15 @@ class TensorArrays:
         array = tensor.array
         return array.ctypes.data, array.shape, tuple(s // array.itemsize for s in array.strides), array.dtype, tensor.device
 
+    def grad_enabled(self):
+        return True
+
     def stream(self, device):
         return self.streams[device]
+
+    def empty_like(self, tensor):
+        assert tensor.array.flags.c_contiguous
+        return Tensor(aligned(tensor.shape, tensor.dtype), tensor.device)
 
     def empty(self, like, shape):
         return Tensor(aligned(shape, like.dtype), like.device)

@@ -69,9 +69,14 @@ def test_bad_arguments_get_one_sentence(gpu, make, sentence, call):
 
 def test_requires_grad_raises(gpu):
     q, k, v = qkv()
-    k.requires_grad = True
-    with pytest.raises(AttentionError, match="requires grad"):
-        autotune.attention(q, k, v)
+    sinks = zeros(4)
+    for name, array in (("k", k), ("sinks", sinks)):
+        array.requires_grad = True
+        for call in (autotune.attention, autotune.explain):
+            with pytest.raises(AttentionError, match=f"{name} requires grad, but there is no backward yet"):
+                call(q, k, v, sinks=sinks)
+        array.requires_grad = False
+    autotune.attention(q, k, v, sinks=sinks)
 
 
 def test_windows_and_scales_are_normalised():

@@ -1,11 +1,13 @@
 """Plans: keys, bounds, threads, capture, prepare, and the warning for what was never tuned."""
 
+import math
 import threading
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_arrays import Tensor, fake_gpu, install, qkv, random  # noqa: F401 (a fixture)
+from fake_arrays import GPU, Tensor, fake_gpu, install, qkv, random  # noqa: F401 (a fixture)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,16 +42,21 @@ def test_the_key_of_a_call_is_the_key_of_its_problem(data):
         assert asked == [plans.key_of(problem, 0)] and asked[0] in plans._plans
 
 
-def test_scalars_of_the_warm_path_are_the_kernels_arguments(gpu):
-    q, k, v = qkv(batch=3, seqlen_q=33, seqlen_k=50)
-    autotune.attention(q, k, v, causal=True, window=(9, None), scale=0.25)
-    problem = Problem(batch=3, seqlen_q=33, seqlen_k=50, heads_q=4, heads_kv=2, head_dim=64, window_left=9, window_right=0)
-    (plan,) = plans._plans.values()
-    kernel, wanted = plan.kernel, KERNELS["forward_mma"].arguments(problem, plan.config, 0.25, 0)
-    names = [field.name for field in kernel.fields][18:]
-    assert [gpu.calls[0][name] for name in names] == pytest.approx(list(wanted))
-    (step,) = kernel.plan(problem, plan.config)
-    assert gpu.launches[0][2:9] == (step.grid, 1, 1, step.block, 1, 1, step.smem_bytes)
+@given(kernel=st.sampled_from(sorted(KERNELS)), data=st.data(), scale=st.floats(1e-3, 10), sink_dtype=st.integers(0, 3))
+def test_what_a_warm_call_launches_is_the_kernels_plan_and_arguments(kernel, data, scale, sink_dtype):
+    kernel, length, side = KERNELS[kernel], st.integers(0, 10**6), st.none() | st.integers(0, 10**9)
+    like = Problem(heads_q=8, heads_kv=2, head_dim=64, window_left=data.draw(side), window_right=data.draw(side))
+    config = data.draw(st.sampled_from(kernel.space(like, GPU)))
+    sizes = data.draw(st.integers(0, 100)), data.draw(length), data.draw(length)
+    problem = replace(like, batch=sizes[0], seqlen_q=sizes[1], seqlen_k=sizes[2])
+    grids, scalars = kernel.bind(like, config)(*sizes, scale, sink_dtype)
+    assert grids == tuple(step.grid for step in kernel.plan(problem, config))
+    assert grids == (sizes[0] * 8 * math.ceil(sizes[1] / kernel.block_rows(config)),)
+    named = dict(zip((field.name for field in kernel.fields[18:]), scalars))
+    assert scalars == kernel.arguments(problem, config, scale, sink_dtype) and len(named) == len(scalars)
+    assert (named["batch"], named["seqlen_q"], named["seqlen_k"], named["heads_q"], named["group"]) == (*sizes, 8, 4)
+    assert named["sink_dtype"] == sink_dtype and named["scale_log2"] == pytest.approx(scale * math.log2(math.e))
+    assert all(named[p.name] == config[p.name] for p in kernel.parameters if p.name in named)
 
 
 def test_growing_lengths_stay_warm(gpu):
