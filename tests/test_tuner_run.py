@@ -15,6 +15,7 @@ from autotune.tuner.progress import Progress
 from autotune.tuner.worker import WorkerError
 
 SMALL = Problem.parse("forward-bf16-b1-h4x4-q512-k512-d128-causal")
+PLAIN = Problem.parse("forward-fp32-b1-h4x4-q512-k512-d64-causal")  # compiles fast: only forward_simt serves it
 
 
 @pytest.fixture
@@ -107,37 +108,37 @@ def test_without_the_gpu_records_are_predicted(monkeypatch, tmp_path, detected):
     monkeypatch.setattr(run, "detect", detect)
     monkeypatch.setattr(predict, "WANTED", 2)
     gpu = "nvidia-h200" if isinstance(detected, Exception) else "nvidia-a100-sxm-80gb"
-    record, = tune(SMALL, gpu=gpu, stream=io.StringIO())
+    record, = tune(PLAIN, gpu=gpu, stream=io.StringIO())
     assert record.evidence == "predicted" and record.default_time_us and record.time_us <= record.default_time_us
     assert record.trials >= 2 and record.gpu.name == gpu
-    assert compile.build(SMALL.static, record.config, run.by_name(gpu)).sha256 == record.cubin_sha256
+    assert compile.build(PLAIN.static, record.config, run.by_name(gpu)).sha256 == record.cubin_sha256
 
 
 def test_prediction_out_of_time_still_ranks_the_default(monkeypatch):
     monkeypatch.setattr(predict, "SECONDS_ALL", 0.0)
     kept = []
-    predict.predict([SMALL], H200, Builder(H200), Progress(1, 1.0, io.StringIO()), kept.append)
-    assert kept[0].config == kernels.default_config(SMALL, H200)
+    predict.predict([PLAIN], H200, Builder(H200), Progress(1, 1.0, io.StringIO()), kept.append)
+    assert kept[0].config == kernels.default_config(PLAIN, H200)
 
 
 def test_builder_compiles_once_and_types_failures(monkeypatch):
     make = Builder(H200)
-    default = kernels.default_config(SMALL, H200)
-    built = make.build(SMALL.static, default)
-    assert isinstance(built, Built) and built.source_sha256 == make.source_sha256(SMALL.static, default)
+    default = kernels.default_config(PLAIN, H200)
+    built = make.build(PLAIN.static, default)
+    assert isinstance(built, Built) and built.source_sha256 == make.source_sha256(PLAIN.static, default)
     monkeypatch.setattr(compile, "cached", lambda source, target: pytest.fail("compiled twice"))
-    other = kernels.kernel_of(default).config(SMALL.static, {**default.values, "head_group": 4})
-    assert make.build(SMALL.static, other).binary is built.binary
+    other = kernels.kernel_of(default).config(PLAIN.static, {**default.values, "head_group": 4})
+    assert make.build(PLAIN.static, other).binary is built.binary
 
     def refuse(source, target):
         raise compile.CompileError("expected a ';'", "log")
 
     monkeypatch.setattr(compile, "cached", refuse)
-    failed = Builder(H200).build(SMALL.static, default)
+    failed = Builder(H200).build(PLAIN.static, default)
     assert (failed.outcome, failed.message) == ("compile_failed", "expected a ';'")
     monkeypatch.setattr(compile, "cached", lambda source, target: built.binary)
     monkeypatch.setattr(compile, "flaw", lambda binary: ("spilled", "spills 8 bytes"))
-    assert Builder(H200).build(SMALL.static, default).outcome == "spilled"
+    assert Builder(H200).build(PLAIN.static, default).outcome == "spilled"
 
 
 def test_threads_leave_a_core_for_the_gpu():

@@ -26,7 +26,7 @@ from .worker import Reply, Worker, WorkerError
 
 OPEN_SECONDS = 240.0  # inputs and references; the first time on a machine CuPy compiles some hundred small kernels
 CALL_SECONDS = 10.0  # for one config, besides its launches
-FIRST_CALL_SECONDS = 60.0  # more, until one has worked in a process: CuPy compiles what checking and timing need
+FIRST_CALL_SECONDS = 60.0  # more, until one has worked: CuPy compiles what checking and timing need, and keeps it on disk
 CALL_LAUNCHES = 60  # the worker launches a config at most so often: inputs of every kind, warm-up, samples
 AHEAD = 4  # configs under way beyond one for each compile thread
 FINAL_ATTEMPTS = 3
@@ -101,7 +101,7 @@ class _Desk:
         self._store = Store(problem, session.gpu, session.store_root)
         self._results: dict[Config, Measurement] = {}
         self._same: dict[tuple, Config] = {}  # what is launched -> the config that it was measured as
-        self._warm = 0  # the worker's start in which a config of this problem worked
+        self._warm = False  # whether a config of this problem has worked
         self._submit_open()  # goes on while the first configs compile
 
     def restore(self, search: Search) -> list[Trial]:
@@ -191,15 +191,15 @@ class _Desk:
         return _measurement(reply)
 
     def _call(self, method: str, *arguments: object, timeout: float) -> Reply:
-        start = self._worker.starts
-        reply = self._worker.call(method, *arguments, timeout=timeout + (0 if self._warm == start else FIRST_CALL_SECONDS))
+        reply = self._worker.call(method, *arguments, timeout=timeout + (0 if self._warm else FIRST_CALL_SECONDS))
         if reply.status == "raised":  # CUDA's errors are outcomes; this is ours, and every config would meet it
             self._worker.kill()
             raise WorkerError(f"{self._problem}: {method} failed in the process that measures kernels: {reply.message}")
-        if reply.status == "done" and _poisoned(reply.value):
+        outcomes = _outcomes(reply.value)
+        if "launch_failed" in outcomes:
             self._worker.kill()  # an illegal access stays with the CUDA context
-        elif reply.status == "done":
-            self._warm = start
+        elif "ok" in outcomes:
+            self._warm = True
         return reply
 
     def _submit_open(self) -> None:
@@ -222,9 +222,9 @@ def _measurement(reply: Reply) -> Measurement:
     return reply.value if reply.status == "done" else Measurement(outcome=reply.status, message=reply.message)
 
 
-def _poisoned(value: object) -> bool:
-    values = value if isinstance(value, list) else [value]
-    return any(isinstance(m, Measurement) and m.outcome == "launch_failed" for m in values)
+def _outcomes(value: object) -> set[str]:
+    """The outcomes in what the worker returned: a measurement, a list of them, or nothing."""
+    return {m.outcome for m in (value if isinstance(value, list) else [value]) if isinstance(m, Measurement)}
 
 
 def _summary(record: Record) -> str:
