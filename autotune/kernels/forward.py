@@ -85,7 +85,7 @@ class ForwardKernel(Kernel):
         heads_q, group, rows = problem.heads_q, problem.group, self.block_rows(config)
         left = UNBOUNDED if problem.window_left is None else min(problem.window_left, UNBOUNDED)
         right = UNBOUNDED if problem.window_right is None else min(problem.window_right, UNBOUNDED)
-        launch_values = tuple(int(config[field.name]) for field in self.fields[len(FORWARD_FIELDS):])
+        launch_values = tuple(int(config[field.name]) for field in self.fields[self.fields.index(FORWARD_FIELDS[-1]) + 1:])
 
         def bound(batch, seqlen_q, seqlen_k, scale, sink_dtype):
             blocks = -(-seqlen_q // rows) * heads_q * batch

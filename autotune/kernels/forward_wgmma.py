@@ -115,6 +115,9 @@ class ForwardWgmma(ForwardKernel):
                       rescale_slack=-1, longest_first=True, head_group=4, persistent=False)
         return self.config(problem.static, values)
 
+    def block_rows(self, config: Config) -> int:
+        return config["num_warpgroups"] * GROUP_ROWS
+
     def plan(self, problem: Problem, config: Config) -> list[Step]:
         groups = config["num_warpgroups"]
         blocks = math.ceil(problem.seqlen_q / (groups * GROUP_ROWS)) * problem.heads_q * problem.batch
