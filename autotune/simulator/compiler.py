@@ -1,0 +1,106 @@
+"""Compiles a rendered kernel and the runtime into one program, with whatever C++ compiler there is."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from ..compile import CompileError, CompilerMissing, cache_dir
+
+RUNTIME = Path(__file__).parent / "runtime"
+# The runtime is compiled once; the kernel once per config, so there compile time counts for more than speed.
+RUNTIME_FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra")
+KERNEL_FLAGS = ("-std=c++17", "-O1", "-Wall", "-Wno-unused-variable", "-Wno-unused-but-set-variable", "-Wno-unused-function",
+                "-Wno-unused-const-variable")
+COMPILE_TIMEOUT_S = 600
+
+
+@lru_cache(maxsize=1)
+def compiler() -> tuple[str, ...]:
+    """The command of a C++ compiler: g++, clang++, or zig's from the ziglang package. Raises `CompilerMissing`."""
+    for name in ("g++", "clang++", "c++"):
+        if path := shutil.which(name):
+            return (path,)
+    if importlib.util.find_spec("ziglang"):
+        return sys.executable, "-m", "ziglang", "c++"
+    raise CompilerMissing("the simulator needs a C++ compiler and found none; install g++ or clang++, or `pip install ziglang`")
+
+
+def program(source: str, entries: tuple[tuple[str, str], ...]) -> Path:
+    """The executable that simulates a kernel, from the cache folder or compiled.
+
+    `source` is rendered with ptx="host"; `entries` are (entry, name of its Params struct). Raises `CompileError`,
+    `CompilerMissing`.
+    """
+    text = _prepare(source, entries)
+    key = _key(*KERNEL_FLAGS, _runtime_key(), text)
+    path = cache_dir() / "simulator" / key / "kernel"
+    if not path.exists():
+        objects = _runtime_objects()
+        _make(path.parent, lambda scratch: _compile_kernel(scratch, text, objects))
+    return path
+
+
+def _prepare(source: str, entries: tuple[tuple[str, str], ...]) -> str:
+    """`source` without unrolling (it would only cost compile time), with its entries registered. Lines keep their numbers."""
+    lines = re.sub(r"^[ \t]*#pragma unroll.*$", "", source, flags=re.MULTILINE)
+    register = [f'static sim::Entry sim_entry_{entry}("{entry}", sizeof({params}), '
+                f"[](const void* params) {{ {entry}(*static_cast<const {params}*>(params)); }});" for entry, params in entries]
+    return "\n".join([lines, *register, ""])
+
+
+def _compile_kernel(scratch: Path, text: str, objects: list[Path]) -> None:
+    (scratch / "kernel.cpp").write_text(text)
+    _run([*compiler(), *KERNEL_FLAGS, f"-I{RUNTIME}", "-c", "kernel.cpp", "-o", "kernel.o"], scratch)
+    _run([*compiler(), "kernel.o", *map(str, objects), "-o", "kernel"], scratch)
+    (scratch / "kernel.o").unlink()
+
+
+def _runtime_objects() -> list[Path]:
+    folder = cache_dir() / "simulator" / f"runtime-{_runtime_key()}"
+    sources = sorted(RUNTIME.glob("*.cpp"))
+    if not folder.exists():
+        _make(folder, lambda scratch: _run([*compiler(), *RUNTIME_FLAGS, "-c", *map(str, sources)], scratch))
+    return [folder / f"{source.stem}.o" for source in sources]
+
+
+@lru_cache(maxsize=1)
+def _runtime_key() -> str:
+    return _key(*RUNTIME_FLAGS, *compiler(), *(path.read_text() for path in sorted(RUNTIME.iterdir()) if path.is_file()))
+
+
+def _key(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _make(folder: Path, fill) -> None:
+    """Fills a new folder and gives it its name when it is complete; whoever is first wins."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+    try:
+        fill(scratch)
+        try:
+            scratch.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S,
+                          env={**os.environ, "LC_ALL": "C"})
+    if done.returncode:
+        first = next((line for line in done.stderr.splitlines() if "error" in line or "undefined" in line), done.stderr.strip()[:200])
+        raise CompileError(f"{Path(command[0]).name} refused the simulated kernel: {first}", done.stderr)
+    if done.stderr:
+        print(done.stderr, file=sys.stderr)

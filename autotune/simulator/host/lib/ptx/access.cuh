@@ -1,0 +1,11 @@
+// Twin of lib/ptx/access.cuh.
+
+struct Chunk { u32 word[4]; };
+
+DEVICE void store_shared_4(u32 smem_address, u32 value, AT) { memcpy(sim::shared_write(smem_address, 4, line), &value, 4); }
+DEVICE Chunk load_shared_16(u32 smem_address, AT) {
+    Chunk c;
+    memcpy(c.word, sim::shared_read(smem_address, 16, line), 16);
+    return c;
+}
+DEVICE void store_global_16(void* global, const Chunk& c, AT) { memcpy(sim::global_write(global, 16, line), c.word, 16); }

@@ -1,0 +1,3 @@
+// Twin of lib/ptx/opaque.cuh.
+
+DEVICE int opaque(int x) { return x; }

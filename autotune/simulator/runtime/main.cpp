@@ -1,0 +1,166 @@
+// The process that simulates one job. The job comes on standard input, a line for each fact; the arrays are a file that is
+// mapped at a fixed address, so that the pointers in the kernels' arguments are known to who wrote the job.
+//
+//   memory PATH ADDRESS BYTES           the file, and where to map it
+//   guard OFFSET BYTES                  whole pages that must not be touched
+//   buffer NAME OFFSET BYTES MASK WRITABLE    an array, and the offset of its mask
+//   seed NUMBER
+//   step ENTRY GRID BLOCK SMEM_BYTES CLUSTER OFFSET    a launch; its Params stand at OFFSET of the file
+//
+// Findings go to standard output, a line each: kind TAB line TAB message. The last line of a completed simulation is "done".
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <set>
+#include <sstream>
+#include <tuple>
+
+#include "fiber.hpp"
+#include "memory.hpp"
+
+namespace sim {
+
+// ---- findings
+
+constexpr int MAX_FINDINGS = 20;
+
+std::string format(const char* text, ...) {
+    char line[512];
+    va_list arguments;
+    va_start(arguments, text);
+    vsnprintf(line, sizeof line, text, arguments);
+    va_end(arguments);
+    return line;
+}
+
+std::string name_of(const Thread& thread) { return format("warp %d lane %d", thread.warp->id, thread.lane); }
+
+void finding(const char* kind, int line, const std::string& message, int other_line) {
+    static std::set<std::tuple<std::string, int, int>> known;
+    if (!known.insert({kind, line, other_line}).second) return;
+    printf("%s\t%d\tblock %d: %s\n", kind, line, block.id, message.c_str());
+    if (known.size() >= MAX_FINDINGS) finish();
+}
+
+void fatal(const char* kind, int line, const std::string& message) {
+    finding(kind, line, message, 0);
+    finish();
+}
+
+void finish() {
+    printf("done\n");
+    fflush(stdout);
+    _exit(0);
+}
+
+// An access through a plain pointer that missed every array, or a stack that overflowed.
+static void on_fault(int signal, siginfo_t* info, void*) {
+    int owner = 0;
+    const void* address = info->si_addr;
+    if (!self) fatal("crash", 0, format("signal %d at %p outside of any thread", signal, address));
+    if (in_stack_guard(address, &owner)) fatal("crash", self->line, format("the stack of thread %d is full", owner));
+    fatal("out of bounds", self->line, format("%s reads or writes %s, after this line", name_of(*self).c_str(),
+                                              describe_global(address, 1).c_str()));
+}
+
+static void catch_faults() {
+    static u8 handler_stack[64 * 1024];
+    stack_t stack{};
+    stack.ss_sp = handler_stack, stack.ss_size = sizeof handler_stack;
+    sigaltstack(&stack, nullptr);
+    struct sigaction action {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigaction(signal, &action, nullptr);
+}
+
+// ---- the job
+
+static Entry* entries;
+
+Entry::Entry(const char* name, int params_bytes, void (*call)(const void*))
+    : name(name), params_bytes(params_bytes), call(call), next(entries) {
+    entries = this;
+}
+
+static const Entry* entry;
+static const void* params;
+
+static void call_entry() { entry->call(params); }
+
+static u8* map_file(const std::string& path, u64 address, u64 bytes) {
+    int file = open(path.c_str(), O_RDWR);
+    if (file < 0) fatal("setup", 0, "cannot open " + path);
+    void* memory = mmap(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (memory != reinterpret_cast<void*>(address)) fatal("setup", 0, format("the arrays cannot be mapped at %llx", address));
+    return static_cast<u8*>(memory);
+}
+
+static void set_seed(u64 seed) {
+    chance.state = (seed + 1) * 0x9e3779b97f4a7c15ull;
+    for (int i = 0; i < 8; ++i) chance.next();
+    policy.landing = Landing(chance.below(3));
+    const int quanta[] = {0, 1, 4, 32};
+    policy.quantum = quanta[chance.below(4)];
+    policy.priority = chance.one_in(2);
+}
+
+static void launch(const std::string& name, int grid, int threads, u32 smem_bytes, const u8* arguments) {
+    for (entry = entries; entry && name != entry->name;) entry = entry->next;
+    if (!entry) fatal("setup", 0, "the kernel has no entry " + name);
+    params = arguments;
+    std::vector<int> blocks(grid);
+    for (int i = 0; i < grid; ++i) {
+        blocks[i] = i;
+        std::swap(blocks[i], blocks[chance.below(i + 1)]);
+    }
+    block.grid = grid;
+    make_stacks(threads);
+    for (int id : blocks) {
+        start_block(id, threads, smem_bytes);
+        run_block(call_entry);
+    }
+}
+
+static void run_job() {
+    u8* memory = nullptr;
+    std::string text;
+    while (std::getline(std::cin, text)) {
+        std::istringstream words(text);
+        std::string what, name;
+        u64 a = 0, b = 0, c = 0, d = 0, e = 0;
+        words >> what;
+        if (what == "memory") {
+            words >> name >> a >> b;
+            memory = map_file(name, a, b);
+        } else if (what == "guard") {
+            words >> a >> b;
+            mprotect(memory + a, b, PROT_NONE);
+        } else if (what == "buffer") {
+            words >> name >> a >> b >> c >> d;
+            buffers.push_back({name, memory + a, b, d != 0, memory + c});
+        } else if (what == "seed") {
+            words >> a;
+            set_seed(a);
+        } else if (what == "step") {
+            words >> name >> a >> b >> c >> d >> e;
+            launch(name, int(a), int(b), u32(c), memory + e);
+        }
+    }
+}
+
+}  // namespace sim
+
+int main() {
+    sim::catch_faults();
+    sim::run_job();
+    sim::finish();
+}

@@ -1,0 +1,80 @@
+// What the host twins of lib/base.cuh and lib/ptx/ are made of. One block runs at a time; each of its threads is a fiber.
+//
+// Every function that reaches shared memory, global memory or another thread takes the line of the rendered source from
+// which it was called, for the reports.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define AT int line = __builtin_LINE()
+
+namespace sim {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+constexpr int WARP = 32;
+constexpr u32 SHARED_BASE = 1024;  // address of the first dynamic byte; not 0, so that an offset is not taken for an address
+
+struct Thread;
+extern Thread* self;
+int thread_id();
+int block_id();
+int grid_size();
+
+// ---- warps (schedule.cpp)
+
+// Runs once for all lanes of a warp, when each has called `collective` with it: arguments[lane] is what that lane passed.
+using WarpOperation = void (*)(void* const* arguments);
+void collective(WarpOperation operation, void* argument, int line);
+
+void sync_warp(int line);
+// Barrier `id` for `threads` threads, 0 for all of the block. Without `wait`, the warp arrives and goes on.
+void barrier(int id, int threads, bool wait, int line);
+
+// ---- memory (memory.cpp): checked for bounds, alignment, initialisation and races; the pointer is good for `bytes` bytes
+
+const u8* shared_read(u32 address, int bytes, int line);
+u8* shared_write(u32 address, int bytes, int line);
+const u8* global_read(const void* pointer, int bytes, int line);
+u8* global_write(void* pointer, int bytes, int line);
+
+// ---- asynchronous copies (copies.cpp)
+
+void copy_async(u32 address, const void* global, int bytes, bool valid, int line);
+void copy_async_commit(int line);
+void copy_async_wait(int pending, int line);
+
+// ---- mbarriers (mbarrier.cpp), as in lib/ptx/mbarrier.cuh
+
+void mbarrier_init(u32 address, int arrivals, int line);
+void mbarrier_init_fence(int line);
+void mbarrier_arrive(u32 address, int line);
+void mbarrier_arrive_expect(u32 address, int bytes, int line);
+void mbarrier_wait(u32 address, u32 parity, int line);
+
+// ---- matrices (matrix.cpp)
+
+enum class Format { bf16, fp16, e4m3 };
+float to_float(Format format, u32 bits);
+u32 from_float(Format format, float x);  // to nearest, ties to even
+
+// c (16 x 8) += a (16 x 16) b (16 x 8), fragments as in lib/ptx/mma.cuh.
+void mma_m16n8k16(Format format, float* c, const u32* a, u32 b0, u32 b1, int line);
+// Four 8 x 8 matrices of 16-bit elements; lane 8 i + j names row j of matrix i.
+void ldmatrix_x4(u32* registers, u32 address, bool transposed, int line);
+
+// ---- what can be launched (main.cpp)
+
+struct Entry {
+    const char* name;
+    int params_bytes;
+    void (*call)(const void* params);
+    Entry* next;
+    Entry(const char* name, int params_bytes, void (*call)(const void*));
+};
+
+}  // namespace sim

@@ -1,0 +1,101 @@
+// What the parts of the runtime share: threads, warps, the random choices of a run, findings.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "sim.hpp"
+
+namespace sim {
+
+enum class Wait { none, collective, barrier, mbarrier, finished };
+
+struct Warp;
+struct Thread {
+    int id = 0, lane = 0;
+    Warp* warp = nullptr;
+    int line = 0;  // where it stands or waits
+    Wait wait = Wait::none;
+    u32 wait_object = 0, wait_parity = 0;  // the barrier's id, or the mbarrier's address and the parity waited for
+    WarpOperation operation = nullptr;
+    void* argument = nullptr;
+    void* stack_pointer = nullptr;
+};
+
+struct Warp {
+    int id = 0;
+    Thread* lanes[WARP] = {};
+    u32 ready = 0;    // lanes that can run
+    u32 waiting = 0;  // lanes that wait for the others of their warp
+};
+
+// One block at a time.
+struct Block {
+    int id = 0, threads = 0, grid = 0;
+    u32 smem_bytes = 0;
+    std::vector<Thread> thread;
+    std::vector<Warp> warp;
+};
+extern Block block;
+
+// ---- choices of a run, all from its seed
+
+struct Random {
+    u64 state = 0;
+    u64 next() {
+        state ^= state >> 12, state ^= state << 25, state ^= state >> 27;
+        return state * 0x2545f4914f6cdd1dull;
+    }
+    u32 below(u32 n) { return u32((next() >> 32) * n >> 32); }
+    bool one_in(u32 n) { return below(n) == 0; }
+};
+extern Random chance;
+
+enum class Landing { early, late, mixed };
+struct Policy {
+    Landing landing = Landing::mixed;
+    int quantum = 0;       // warp operations before another warp may run; 0: until the warp must wait
+    bool priority = false;  // run the ready warp that stands first in a random order, else any
+};
+extern Policy policy;
+
+// ---- findings
+
+// Reports one, once for each (kind, lines). The run goes on.
+void finding(const char* kind, int line, const std::string& message, int other_line = 0);
+// Reports it and ends the process.
+[[noreturn]] void fatal(const char* kind, int line, const std::string& message);
+[[noreturn]] void finish();  // flushes the findings, and ends the process as a completed simulation
+
+std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));
+std::string name_of(const Thread& thread);  // "warp 2 lane 5"
+
+// ---- between the parts
+
+void start_block(int id, int threads, u32 smem_bytes);  // memory.cpp, copies.cpp: fresh state
+void run_block(void (*body)());                         // schedule.cpp
+void reset_memory();
+void reset_copies();
+void reset_mbarriers();
+bool land_one();     // copies.cpp: lands one asynchronous operation that is in flight; false if there is none
+void block_ended();  // copies.cpp
+
+void wake(Thread& thread);
+void set_waiting(Thread& thread, Wait wait, u32 object, u32 parity, int line);
+void pass_on();                                                // schedule.cpp: lets others run
+std::string describe_mbarrier(u32 address, u32 parity);        // mbarrier.cpp
+
+// Happens-before order (order.cpp). Agents are the threads, the mbarriers (for the copies that they count), and the warps
+// (for what their lanes do as one); a clock has one component for each.
+constexpr int MBARRIERS = 32;
+void order_reset();
+std::vector<u32> order_empty();
+int mbarrier_agent(int index);
+int warp_agent(const Warp& warp);
+u32 order_now(const Thread& thread);                           // the step that stamps its accesses
+u32 order_warp_step(const Warp& warp);                         // the step of what its lanes do now as one
+bool order_seen(const Thread& thread, u32 agent, u32 step);    // whether that step happened before what it does now
+void order_release(const Thread& thread, u32* into);           // what it did happened before whoever acquires from `into`
+void order_acquire(const Thread& thread, const u32* from);
+void order_warp(const Warp& warp);                             // its lanes see what each of them did
+
+}  // namespace sim
