@@ -77,6 +77,12 @@ def test_a_bad_kernel_is_an_outcome_and_the_tune_goes_on(bench, monkeypatch, fau
     assert 1 <= log.read_text().count("open ") <= restarts + 1 and session.worker.starts <= restarts + 1
 
 
+def test_a_launch_that_the_driver_refuses_costs_no_restart(bench):
+    session, _, log = bench({3: "launch_failed", "refused": True}, trials=20)
+    session.tune(PROBLEM, [])
+    assert session.worker.starts == 1 and log.read_text().count("healthy") >= 1
+
+
 def test_a_fault_of_the_worker_itself_ends_the_tune_and_blames_no_config(bench):
     session, _, _ = bench({2: "raise"})
     with pytest.raises(WorkerError, match="evaluate failed in the process that measures kernels: RuntimeError: an illegal"):

@@ -70,6 +70,10 @@ class FakeEvaluator:
             return Measurement(outcome=fault, message=f"{fault} at row 3")
         return Measurement(outcome="ok", time_us=synthetic_us(config), samples_us=(synthetic_us(config),) * 3)
 
+    def healthy(self):
+        self._note("healthy")
+        return "refused" in self.faults
+
     def final(self, problem, entries, expected_us, seconds):
         self._note(f"final {len(entries)}")
         if "final" in self.faults:

@@ -88,6 +88,14 @@ class Evaluator:
         outcome = self._guarded([binary for _, binary in entries], work)
         return outcome if isinstance(outcome, list) else [outcome] * len(entries)
 
+    def healthy(self) -> bool:
+        """Whether the CUDA context still works after a launch that failed."""
+        try:
+            self._cupy.cuda.Device().synchronize()
+            return int(self._cupy.arange(3).sum()) == 3
+        except self._cupy.cuda.runtime.CUDARuntimeError:
+            return False
+
     def _must_be_open(self, problem: Problem) -> None:
         if problem != self._problem:
             raise RuntimeError(f"{problem} was not opened; {self._problem} is")

@@ -196,8 +196,8 @@ class _Desk:
             self._worker.kill()
             raise WorkerError(f"{self._problem}: {method} failed in the process that measures kernels: {reply.message}")
         outcomes = _outcomes(reply.value)
-        if "launch_failed" in outcomes:
-            self._worker.kill()  # an illegal access stays with the CUDA context
+        if "launch_failed" in outcomes and self._worker.call("healthy", timeout=CALL_SECONDS).value is not True:
+            self._worker.kill()  # an illegal access stays with the CUDA context; a refused launch does not
         elif "ok" in outcomes:
             self._warm = True
         return reply
