@@ -114,7 +114,7 @@ def _resources(kernel: Kernel, record: Record, binary: compile.Binary) -> list[s
     lines = []
     for entry, used in binary.entries.items():
         step = steps.get(entry)
-        launched = f", {step.block} threads, {step.smem_bytes + used.smem_bytes} bytes of shared memory" if step else ""
+        launched = f", {step.block} threads, {step.smem_bytes} bytes of shared memory" if step else ""
         lines.append(f"{entry}: {used.registers} registers, {used.spill_bytes} bytes spilled{launched}")
     return lines
 
