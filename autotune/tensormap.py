@@ -39,7 +39,7 @@ def encode(shape: Map, dtype: str, pointer: int, columns: int, rows: int, heads:
     aligned = ctypes.addressof(buffer) + 63 & -64
     status = _encoder()(
         aligned, DATA_TYPES[dtype], RANK, pointer, (ctypes.c_uint64 * RANK)(columns, max(rows, 1), heads, batch),
-        (ctypes.c_uint64 * 3)(*strides), (ctypes.c_uint32 * RANK)(shape.columns, shape.rows, 1, 1), _ones,
+        (ctypes.c_uint64 * 3)(*strides), (ctypes.c_uint32 * RANK)(shape.columns, shape.rows, shape.heads, 1), _ones,
         0, SWIZZLE_128B, PROMOTE_L2_256B, 0)
     if status:
         raise TensorMapError(f"cuTensorMapEncodeTiled failed with CUresult {status} for a {dtype} tensor of shape "

@@ -41,11 +41,13 @@ def params_bytes(fields: tuple[Field, ...]) -> int:
 
 
 class Map(NamedTuple):
-    """One TensorMap member of Params: boxes of `rows` x `columns` of a tensor (q, k or v), with the 128-byte swizzle."""
+    """One TensorMap member of Params: boxes of `heads` x `rows` x `columns` of a tensor (q, k or v), with the 128-byte
+    swizzle."""
 
     tensor: str
     rows: int
     columns: int
+    heads: int = 1
 
 
 class Step(NamedTuple):

@@ -82,21 +82,27 @@ class ForwardKernel(Kernel):
         """A function of (batch, seqlen_q, seqlen_k, scale, sink_dtype) that gives (the grid of each step of `plan`, what
         `arguments` says) for problems with those sizes that are like `problem` otherwise. A warm call runs it: 0.3 us,
         where a Problem of new sizes, its plan and its arguments take 2 even without validation."""
-        heads_q, group, rows = problem.heads_q, problem.group, self.block_rows(config)
+        heads_q, group, queries, heads = problem.heads_q, problem.group, self.block_queries(config), self.block_heads(config)
+        sets = problem.heads_kv * -(-group // heads)
         left = UNBOUNDED if problem.window_left is None else min(problem.window_left, UNBOUNDED)
         right = UNBOUNDED if problem.window_right is None else min(problem.window_right, UNBOUNDED)
         launch_values = tuple(int(config[field.name]) for field in self.fields[self.fields.index(FORWARD_FIELDS[-1]) + 1:])
 
         def bound(batch, seqlen_q, seqlen_k, scale, sink_dtype):
-            blocks = -(-seqlen_q // rows) * heads_q * batch
+            blocks = -(-seqlen_q // queries) * sets * batch
             return (blocks,), (batch, heads_q, group, seqlen_q, seqlen_k, left, right, sink_dtype, scale * LOG2E) + launch_values
 
         return bound
 
-    def block_rows(self, config: Config) -> int:
-        """Query rows that a block owns."""
+    def block_queries(self, config: Config) -> int:
+        """Consecutive queries that a block owns."""
         raise NotImplementedError
 
+    def block_heads(self, config: Config) -> int:
+        """Query heads of one key/value head that a block owns, `block_queries` queries of each."""
+        return 1
+
     def blocks(self, problem: Problem, config: Config) -> int:
-        """Blocks of the grid: one for each `block_rows` rows of a head."""
-        return -(-problem.seqlen_q // self.block_rows(config)) * problem.heads_q * problem.batch
+        """Blocks of the grid."""
+        sets = problem.heads_kv * -(-problem.group // self.block_heads(config))
+        return -(-problem.seqlen_q // self.block_queries(config)) * sets * problem.batch

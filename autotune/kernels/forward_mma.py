@@ -77,6 +77,7 @@ class ForwardMma(ForwardKernel):
     dtypes = ("bf16", "fp16")
     parameters = (
         Parameter("block_m", (64, 128, 256), "compile", "query rows of a block"),
+        Parameter("block_heads", (1, 2, 4, 8), "compile", "query heads that share a block's rows, and K and V"),
         Parameter("block_n", (32, 48, 64, 80, 96, 112, 128), "compile", "keys of a tile"),
         Parameter("num_warps", (4, 8), "compile", "warps of a block"),
         Parameter("num_stages", (1, 2, 3, 4), "compile", "buffers of K and V; 1: K loads while V is used and the other way round"),
@@ -105,27 +106,30 @@ class ForwardMma(ForwardKernel):
 
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """The tile that FlashAttention-2 ships for mma.sync (csrc/flash_attn/src/flash_fwd_launch_template.h): D to 64
-        128 x 128, D to 128 128 x 64 (causal on 99 KB parts 64 x 64), above 64 x 64 on Hopper and small parts and
-        128 x 64 with 8 warps on A100; under a window 64 x 64, because wider tiles visit keys that nobody sees. The
-        other values are those with which ptxas spills nothing (13.0, sm_90). Smaller where a GPU cannot hold it."""
-        small = gpu["smem_per_sm_bytes"] < 128 * 1024
+        128 x 128, D to 128 128 x 64, causal 64 x 64 (theirs on 99 KB parts; 128 rows spill here and are no faster on an
+        H200), above 64 x 64 on Hopper and small parts and 128 x 64 with 8 warps on A100; under a window 64 x 64, because
+        wider tiles visit keys that nobody sees. Smaller where a GPU cannot hold it."""
         head_dim = max(problem.head_dim, problem.head_dim_v)
         tile = dict(block_m=64, block_n=64, num_warps=4, num_stages=2 if head_dim <= 128 else 1, rescale_slack=-1)
         if problem.mask != "window" and head_dim <= 64:
             tile.update(block_m=128, block_n=128)
-        elif problem.mask == "causal" and head_dim <= 128 and not small:
-            tile.update(block_m=128)
         elif problem.mask == "full" and head_dim <= 128:
             tile.update(block_m=128, rescale_slack=0)
+        elif problem.mask != "window" and head_dim > 192:
+            tile.update(block_n=80, rescale_slack=0)  # theirs is 64 x 64, which spills here; FlashAttention-3 takes 80
         elif head_dim > 128 and gpu.arch == 80:
             tile.update(block_m=128, num_warps=8)
-        fixed = dict(q_in_registers=False, overlap=False, min_blocks_per_sm=1, longest_first=True, head_group=1, smem_carveout=-1)
-        shapes = ({}, dict(num_stages=1), dict(block_m=64, num_warps=4, num_stages=1), dict(block_m=64, block_n=32, num_warps=4, num_stages=1))
+        fixed = dict(block_heads=1, q_in_registers=False, overlap=False, min_blocks_per_sm=1, longest_first=True, head_group=1, smem_carveout=-1)
+        shapes = ({}, dict(num_stages=1), dict(block_m=64, block_n=64, num_warps=4, num_stages=1),
+                  dict(block_m=64, block_n=32, num_warps=4, num_stages=1))
         configs = [self.config(problem.static, {**fixed, **tile, **shape}) for shape in shapes]
         return next((c for c in configs if self.illegal(problem.static, c, gpu) is None), configs[-1])
 
-    def block_rows(self, config: Config) -> int:
-        return config["block_m"]
+    def block_queries(self, config: Config) -> int:
+        return config["block_m"] // config["block_heads"]
+
+    def block_heads(self, config: Config) -> int:
+        return config["block_heads"]
 
     def plan(self, problem: Problem, config: Config) -> list[Step]:
         threads = config["num_warps"] * WARP_SIZE

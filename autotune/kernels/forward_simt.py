@@ -74,7 +74,7 @@ class ForwardSimt(ForwardKernel):
                 return config
         raise AssertionError(f"reject() let {problem} pass, but no config of {self.name} is legal on {gpu.name}")
 
-    def block_rows(self, config: Config) -> int:
+    def block_queries(self, config: Config) -> int:
         return config["num_warps"] * config["rows_per_warp"]
 
     def plan(self, problem: Problem, config: Config) -> list[Step]:

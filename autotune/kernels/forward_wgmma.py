@@ -15,9 +15,14 @@ from .forward_mma import PANEL, visited_tiles
 WARPGROUP_SIZE = 128
 GROUP_ROWS = 64  # query rows that a warpgroup owns: M of wgmma
 
-# Registers a thread of the loader and of the multiplying groups, by number of the latter (FlashAttention-3,
-# hopper/flash_fwd_kernel_sm90.h). With one group the entry allocation of 256 threads is already the maximum.
-REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
+LOADER_REGISTERS = 24  # the least that setmaxnreg takes
+
+
+def multiplier_registers(v: Mapping[str, Value], registers_per_sm: int = 65536) -> int:
+    """What setmaxnreg can give each thread of the multiplying groups once the loader's group has handed over its own."""
+    groups = v["num_warpgroups"]
+    entry = min(256, registers_per_sm // ((1 + groups) * WARPGROUP_SIZE * v["min_blocks_per_sm"]) // 8 * 8)
+    return min(256, (entry * (1 + groups) - LOADER_REGISTERS) // groups // 8 * 8)
 
 
 def turns_need_groups(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
@@ -30,13 +35,22 @@ def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | Non
     smem = smem_bytes(static, v)
     if smem > gpu["smem_per_block_bytes"]:
         return f"it requests {smem} bytes of shared memory; a block of {gpu.name} can have {gpu['smem_per_block_bytes']}"
+    blocks = v["min_blocks_per_sm"]
+    if blocks * (smem + gpu["smem_reserved_bytes"]) > gpu["smem_per_sm_bytes"]:
+        return f"{blocks} blocks of {smem} bytes exceed the {gpu['smem_per_sm_bytes']} bytes of shared memory of an SM"
+    return None
+
+
+def room_for_blocks(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    if v["min_blocks_per_sm"] > 1 and v["num_warpgroups"] > 1:
+        return "several blocks on an SM are for one group each; more groups in a block do the same with one loader"
     return None
 
 
 def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
     """Scores, output, and probabilities of the last tile are live at once: N / 2 + Dv / 2 + N / 4, and about 24 more."""
     need = v["block_n"] // 2 + static.head_dim_v // 2 + v["block_n"] // 4 + 24
-    limit = min(REGISTERS[v["num_warpgroups"]][1], 255)
+    limit = min(multiplier_registers(v, gpu["registers_per_sm"]), 255)
     if need > limit:
         return f"about {need} registers a thread are live at once; {limit} are available"
     return None
@@ -61,18 +75,20 @@ class ForwardWgmma(ForwardKernel):
     dtypes = ("bf16", "fp16")
     parameters = (
         Parameter("num_warpgroups", (1, 2, 3), "compile", "multiplying warpgroups of a block, 64 query rows each"),
+        Parameter("block_heads", (1, 2, 4, 8), "compile", "query heads that share a block's rows, and K and V"),
         Parameter("block_n", tuple(range(32, 257, 16)), "compile", "keys of a tile"),
         Parameter("num_stages", (2, 3, 4), "compile", "buffers of K and of V"),
         Parameter("overlap", (False, True), "compile", "softmax works while the last tile's P V is multiplied"),
         Parameter("ping_pong", (False, True), "compile", "groups take turns to multiply, so that one's softmax hides another's"),
         Parameter("rescale_slack", (-1, 0, 8), "compile",
                   "rescale O when a row maximum grows by more than this (log2); -1: at every tile"),
+        Parameter("min_blocks_per_sm", (1, 2, 3, 4), "compile", "blocks per SM that the register allocation makes room for"),
         Parameter("smem_bytes", (), "compile", "dynamic shared memory that the launch requests", derived=True),
         Parameter("longest_first", (True, False), "launch", "start the last query rows first"),
         Parameter("head_group", (1, 2, 4, 8, 16, 32, 64), "launch", "heads that run together, to share L2"),
         Parameter("persistent", (False, True), "launch", "one block for each SM, which goes round"),
     )
-    rules = (turns_need_groups, shared_memory, registers)
+    rules = (turns_need_groups, room_for_blocks, shared_memory, registers)
     fields = (Field("TensorMap", "q_map"), Field("TensorMap", "k_map"), Field("TensorMap", "v_map"),
               *FORWARD_FIELDS, Field("int", "head_group"), Field("int", "longest_first"))
 
@@ -92,15 +108,15 @@ class ForwardWgmma(ForwardKernel):
         return {"smem_bytes": smem_bytes(static, values)}
 
     def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
-        loader, multiplier = REGISTERS[config["num_warpgroups"]]
-        return [*super().constants(static, config), ("int", "LOADER_REGISTERS", loader), ("int", "REGISTERS", multiplier)]
+        return [*super().constants(static, config), ("int", "LOADER_REGISTERS", LOADER_REGISTERS),
+                ("int", "REGISTERS", multiplier_registers(config.values))]
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         return {"wgmma_type": {"bf16": "bf16", "fp16": "f16"}[static.dtype], "qk": _multiply(config["block_n"]),
                 "pv": _multiply(static.head_dim_v)}
 
     def maps(self, static: Static, config: Config) -> tuple[Map, ...]:
-        return (Map("q", config["num_warpgroups"] * GROUP_ROWS, PANEL), Map("k", config["block_n"], PANEL),
+        return (Map("q", self.block_queries(config), PANEL, self.block_heads(config)), Map("k", config["block_n"], PANEL),
                 Map("v", config["block_n"], PANEL))
 
     def default(self, problem: Problem, gpu: Gpu) -> Config:
@@ -111,18 +127,19 @@ class ForwardWgmma(ForwardKernel):
                                    (2, 96) if head_dim <= 192 else (2, 80))
         if problem.mask == "window" and problem.visible_pairs < 1024 * problem.seqlen_q:
             num_warpgroups, block_n = 1, 64
-        values = dict(num_warpgroups=num_warpgroups, block_n=block_n, num_stages=2, overlap=True, ping_pong=num_warpgroups > 1 and head_dim <= 128,
+        values = dict(num_warpgroups=num_warpgroups, block_heads=1, block_n=block_n, min_blocks_per_sm=1, num_stages=2, overlap=True, ping_pong=num_warpgroups > 1 and head_dim <= 128,
                       rescale_slack=-1, longest_first=True, head_group=4, persistent=False)
         return self.config(problem.static, values)
 
-    def block_rows(self, config: Config) -> int:
-        return config["num_warpgroups"] * GROUP_ROWS
+    def block_queries(self, config: Config) -> int:
+        return config["num_warpgroups"] * GROUP_ROWS // config["block_heads"]
+
+    def block_heads(self, config: Config) -> int:
+        return config["block_heads"]
 
     def plan(self, problem: Problem, config: Config) -> list[Step]:
-        groups = config["num_warpgroups"]
-        blocks = math.ceil(problem.seqlen_q / (groups * GROUP_ROWS)) * problem.heads_q * problem.batch
-        return [Step(self.name, blocks, (1 + groups) * WARPGROUP_SIZE, config["smem_bytes"],
-                     blocks_per_sm=1 if config["persistent"] else 0)]
+        return [Step(self.name, self.blocks(problem, config), (1 + config["num_warpgroups"]) * WARPGROUP_SIZE, config["smem_bytes"],
+                     blocks_per_sm=config["min_blocks_per_sm"] if config["persistent"] else 0)]
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Tensor cores at wgmma's 4096 FLOP a clock and SM, exp2 at 16, and how much of the smaller hides under the larger:

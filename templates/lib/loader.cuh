@@ -14,16 +14,26 @@ template <int THREADS, int ROWS, int COLUMNS, typename Element> struct TileLoade
     DEVICE void start(const SmemTile<ROWS, COLUMNS>& tile, int first_row, HasRow has_row) const {
         const int thread = opaque(thread_id());
         const int row = thread / CHUNKS, chunk = thread % CHUNKS;
-        const Element* tile_source = matrix + first_row * row_stride + (row * row_stride + chunk * 8);
+        const Element* source = matrix + first_row * row_stride + (row * row_stride + chunk * 8);
         const u32 first_address = tile.address(row, chunk);
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass) {
-            int r = row + pass * ROWS_PER_PASS;
-            bool writes = (THREADS % CHUNKS == 0 || row < ROWS_PER_PASS) && (ROWS % ROWS_PER_PASS == 0 || r < ROWS);
-            bool valid = has_row(first_row + r) && (COLUMNS % 16 == 0 || chunk * 8 < COLUMNS);
+            const int r = row + pass * ROWS_PER_PASS;
+            const bool writes = (THREADS % CHUNKS == 0 || row < ROWS_PER_PASS) && (ROWS % ROWS_PER_PASS == 0 || r < ROWS);
+            const bool valid = has_row(first_row + r) && (COLUMNS % 16 == 0 || chunk * 8 < COLUMNS);
             // The swizzle repeats every 8 rows; the compiler does not see that, and would keep an address for each pass.
-            u32 address = ROWS_PER_PASS % 8 == 0 ? first_address + pass * ROWS_PER_PASS * 128 : tile.address(r, chunk);
-            if (writes) copy_async_16(address, tile_source + pass * ROWS_PER_PASS * row_stride, valid);
+            const u32 address = ROWS_PER_PASS % 8 == 0 ? first_address + pass * ROWS_PER_PASS * 128 : tile.address(r, chunk);
+            if (writes) copy_async_16(address, source + pass * ROWS_PER_PASS * row_stride, valid);
+        }
+    }
+    // Starts copying rows from wherever they are: row r from row_pointer(r), zeros where that is null.
+    template <typename RowPointer>
+    DEVICE static void gather(const SmemTile<ROWS, COLUMNS>& tile, RowPointer row_pointer) {
+        for (int i = thread_id(); i < ROWS * CHUNKS; i += THREADS) {
+            const int row = i / CHUNKS, chunk = i % CHUNKS;
+            const Element* source = row_pointer(row);
+            const bool valid = source && (COLUMNS % 16 == 0 || chunk * 8 < COLUMNS);
+            copy_async_16(tile.address(row, chunk), valid ? source + chunk * 8 : source, valid);
         }
     }
 };

@@ -84,16 +84,16 @@ DEVICE void exponentiate(float (&s)[TILES_M][TILES_N][4], RowStatistics<TILES_M>
         }
 }
 
-// Sets the scores of hidden keys to -inf. `row` and `key` are those of the first element of the fragments. Bounds are made
+// Sets the scores of hidden keys to -inf. `row` (within the block) and `key` are those of the first element. Bounds are made
 // relative to this lane's first column, so that each element is compared with a constant.
 template <int TILES_M, int TILES_N>
-DEVICE void mask_scores(float (&s)[TILES_M][TILES_N][4], const Mask& mask, int row, int key) {
+DEVICE void mask_scores(float (&s)[TILES_M][TILES_N][4], const Mask& mask, const Work& work, int row, int key) {
 #pragma unroll
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int r = row + m * 16 + half * 8 + c_row();
-            const int begin = mask.row_begin(r) - key - c_column(), end = mask.row_end(r) - key - c_column();
+            const int query = work.query(row + m * 16 + half * 8 + c_row());
+            const int begin = mask.row_begin(query) - key - c_column(), end = mask.row_end(query) - key - c_column();
 #pragma unroll
             for (int n = 0; n < TILES_N; ++n)
 #pragma unroll

@@ -20,11 +20,11 @@ template <int ROWS, int COLUMNS> struct SmemTile {
     }
 };
 
-// Stores a warp's C fragments, rounded to Element, to rows [first_row, first_row + row_count) of a row-major matrix, by
-// way of the warp's own rows of a tile so that the stores are whole 16-byte chunks.
-template <typename Element, int ROWS, int COLUMNS, int TILES_M, int TILES_N>
+// Stores a warp's C fragments, rounded to Element, by way of the warp's own rows of a tile, so that the stores are whole
+// 16-byte chunks. Row r of the tile goes to row_pointer(r), unless that is null.
+template <typename Element, int ROWS, int COLUMNS, int TILES_M, int TILES_N, typename RowPointer>
 DEVICE void store_fragments(const SmemTile<ROWS, COLUMNS>& tile, int tile_row, const float (&c)[TILES_M][TILES_N][4],
-                            Element* matrix, i64 row_stride, int first_row, int row_count) {
+                            RowPointer row_pointer) {
 #pragma unroll
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
@@ -37,8 +37,7 @@ DEVICE void store_fragments(const SmemTile<ROWS, COLUMNS>& tile, int tile_row, c
     constexpr int CHUNKS = COLUMNS / 8;
 #pragma unroll
     for (int i = lane_id(); i < TILES_M * 16 * CHUNKS; i += WARP_SIZE) {
-        int row = i / CHUNKS, chunk = i % CHUNKS;
-        if (row < row_count)
-            store_global_16(matrix + (first_row + row) * row_stride + chunk * 8, load_shared_16(tile.address(tile_row + row, chunk)));
+        const int row = tile_row + i / CHUNKS, chunk = i % CHUNKS;
+        if (Element* to = row_pointer(row)) store_global_16(to + chunk * 8, load_shared_16(tile.address(row, chunk)));
     }
 }
