@@ -19,7 +19,7 @@ RUNTIME = Path(__file__).parent / "runtime"
 # The runtime is compiled once; the kernel once per config, so there compile time counts for more than speed.
 RUNTIME_FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra")
 KERNEL_FLAGS = ("-std=c++17", "-O1", "-Wall", "-Wno-unused-variable", "-Wno-unused-but-set-variable", "-Wno-unused-function",
-                "-Wno-unused-const-variable")
+                "-Wno-unused-const-variable", "-Wno-psabi")
 COMPILE_TIMEOUT_S = 600
 
 

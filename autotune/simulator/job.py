@@ -18,7 +18,7 @@ from .. import kernels
 from ..check import Verdict, check_launch
 from ..config import Config
 from ..inputs import KINDS, Inputs
-from ..kernels.base import params_format
+from ..kernels.base import Map, params_format
 from ..kernels.forward import TENSORS
 from ..problem import Problem
 from ..render import render
@@ -26,7 +26,9 @@ from .compiler import program
 
 BASE_ADDRESS = 1 << 36  # where the program maps the arrays; low enough for 39-bit address spaces, far from everything else
 PAGE = mmap.PAGESIZE
+RESIDENT_BLOCKS = 2  # blocks of a launch that goes round, so that each has several turns
 TIMEOUT_S = 120
+SWIZZLE_BYTES = 128  # of every tensor map
 TARGET = "sm_90"  # no template depends on it so far
 
 
@@ -82,9 +84,11 @@ def simulate(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray, 
             memory.add(name, array, writable=name in ("out", "lse"))
     pointers = [memory.address.get(name, 0) for name in (*TENSORS, "lse", "sinks")]
     strides = [stride // array.itemsize for array in arrays.values() for stride in array.strides[:3]]
-    params = struct.pack(params_format(kernel.fields), *pointers, *strides, *kernel.arguments(problem, config, inputs.scale, 0))
+    maps = [_tensor_map(shape, arrays[shape.tensor], memory.address[shape.tensor]) for shape in kernel.maps(problem.static, config)]
+    params = struct.pack(params_format(kernel.fields), *maps, *pointers, *strides, *kernel.arguments(problem, config, inputs.scale, 0))
     params_at = memory.add_bytes(params)
-    launches = [f"step {s.entry} {s.grid} {s.block} {s.smem_bytes} {s.cluster} {params_at}" for s in steps]
+    launches = [f"step {s.entry} {min(s.grid, RESIDENT_BLOCKS) if s.blocks_per_sm else s.grid} {s.block} {s.smem_bytes} {s.cluster} "
+                f"{params_at}" for s in steps]
     return memory.run(executable, seed, launches, timeout_s)
 
 
@@ -109,6 +113,14 @@ def verify(problem: Problem, config: Config, seeds: Iterable[int] = (0,), kinds:
             return verdict
         worst = max(worst, verdict.worst_ratio)
     return Verdict(True, worst)
+
+
+def _tensor_map(shape: Map, array: np.ndarray, address: int) -> bytes:
+    """The 128 bytes of runtime/sim.hpp's Tensor for a (batch, rows, heads, columns) array."""
+    batch, rows, heads, columns = array.shape
+    batch_stride, row_stride, head_stride, _ = array.strides
+    return struct.pack("16Q", address, columns, rows, heads, batch, row_stride, head_stride, batch_stride,
+                       shape.columns, shape.rows, shape.heads, array.itemsize, SWIZZLE_BYTES, 0, 0, 0)
 
 
 class _Memory:

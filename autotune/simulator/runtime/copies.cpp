@@ -35,7 +35,9 @@ void copy_async(u32 address, const void* global, int bytes, bool valid, int line
     const u8* source = valid ? global_read(global, bytes, line) : nullptr;
     self->line = line;
     check_shared_bounds(address, bytes, true, line);
-    stamp_write(*self, address, bytes, self->id, PENDING, line);
+    const Actor me{*self, u32(self->id), PENDING, false, line};
+    check_write(me, address, bytes);
+    stamp_write(me, address, bytes);
     Copies& mine = copies[self->id];
     mine.list.push_back({address, source, bytes, mine.group, false});
     ++mine.in_flight, ++in_flight;
@@ -59,7 +61,7 @@ void copy_async_wait(int pending, int line) {
     mine.list.erase(mine.list.begin(), mine.list.begin() + done);
 }
 
-bool land_one() {
+bool land_copy() {
     if (!in_flight) return false;
     for (u32 first = chance.below(block.threads), i = 0;; ++i) {
         Copies& some = copies[(first + i) % block.threads];
@@ -67,10 +69,6 @@ bool land_one() {
         for (u32 k = chance.below(some.list.size());; k = (k + 1) % some.list.size())
             if (!some.list[k].landed) return land(some, some.list[k]), true;
     }
-}
-
-void block_ended() {
-    while (land_one()) {}
 }
 
 }  // namespace sim

@@ -110,7 +110,9 @@ template <bool TRANSPOSED> static void ldmatrix_warp(void* const* arguments) {
     for (int lane = 0; lane < WARP; ++lane) {
         const LoadMatrix& load = *static_cast<const LoadMatrix*>(arguments[lane]);
         check_shared_bounds(load.address, 16, false, load.line);
-        stamp_read(*warp.lanes[lane], load.address, 16, warp_agent(warp), step, load.line);
+        const Actor actor{*warp.lanes[lane], u32(warp_agent(warp.id)), step, false, load.line};
+        check_read(actor, load.address, 16);
+        stamp_read(actor, load.address, 16);
         memcpy(element[lane / 8][lane % 8], shared_bytes(load.address), 16);
     }
     for (int lane = 0; lane < WARP; ++lane)

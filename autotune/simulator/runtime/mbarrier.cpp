@@ -23,7 +23,8 @@ Mbarrier& mbarrier_at(u32 address, int line) {
 }
 
 void mbarrier_init(u32 address, int arrivals, int line) {
-    shared_write(address, 8, line);
+    const u64 fresh = 0;
+    shared_write(address, &fresh, 8, line);
     for (const Mbarrier& b : mbarriers)
         if (b.address == address) fatal("barrier misuse", line, format("this mbarrier was already initialised at line %d", b.init_line));
     if (int(mbarriers.size()) == MBARRIERS) fatal("barrier misuse", line, format("a block has more than %d mbarriers", MBARRIERS));

@@ -1,6 +1,7 @@
 #include "memory.hpp"
 
 #include <algorithm>
+#include <unordered_map>
 
 namespace sim {
 
@@ -10,10 +11,14 @@ std::vector<Buffer> buffers;
 static std::vector<u8> data;                     // dynamic shared memory
 static std::vector<Access> written;              // for each byte
 static std::vector<std::vector<Access>> read_by;  // [warp][byte]: the last lane's
+// Threads may write, without order, the value that is already there, each before its own reads: whoever comes after one of
+// them or after the first writer reads that value. For each such byte, those that wrote it again.
+static std::unordered_map<u32, std::vector<Access>> co_writers;
 
 void reset_memory() {
     data.assign(block.smem_bytes, POISON);
     written.assign(block.smem_bytes, Access{});
+    co_writers.clear();
     read_by.resize(block.warp.size());
     for (auto& accesses : read_by) accesses.assign(block.smem_bytes, Access{});
 }
@@ -35,57 +40,94 @@ void check_shared_bounds(u32 address, int bytes, bool writes, int line) {
 }
 
 static std::string agent_name(const Access& a) {
-    int warp = a.agent - warp_agent(block.warp[0]);
-    return a.agent < block.threads ? name_of(block.thread[a.agent]) : warp < 0 ? "the copy engine" : format("warp %d", warp);
-}
-
-static bool happened_before(const Thread& thread, const Access& a) {
-    return a.step != PENDING && (a.agent == thread.id || order_seen(thread, a.agent, a.step));
+    if (a.agent < block.threads) return name_of(block.thread[a.agent]);
+    if (a.agent < warp_agent(0)) return "the copy engine";
+    if (a.agent < warpgroup_agent(0)) return format("warp %d", a.agent - warp_agent(0));
+    return format("the multiply of warpgroup %d", a.agent - warpgroup_agent(0));
 }
 
 static bool same(const Access& a, const Access& b) { return a.step == b.step && a.agent == b.agent; }
 
-static void race(const Thread& thread, const char* verb, u32 address, const char* other_verb, const Access& other, int line) {
-    const char* why = other.step != PENDING ? "nothing orders the two"
-                      : other.agent == thread.id ? "that is asynchronous and has not been waited for"
-                                                 : "that is asynchronous and may still be under way";
-    finding("race", line, format("%s %s %s, which %s %s at line %d, and %s", name_of(thread).c_str(), verb, place(address).c_str(),
-                                 agent_name(other).c_str(), other_verb, other.line, why), other.line);
+static bool happened_before(const Actor& actor, const Access& a) {
+    return a.step != PENDING && (a.agent == actor.thread.id || a.agent == actor.agent || order_seen(actor.thread, a.agent, a.step));
 }
 
-static void check_after_writes(const Thread& thread, const char* verb, u32 address, int bytes, int line) {
+static void race(const Actor& actor, const char* verb, u32 address, const char* other_verb, const Access& other, const char* why) {
+    if (other.step == PENDING) why = "that copy has not been waited for";
+    finding("race", actor.line, format("%s %s %s, which %s %s at line %d, and %s", name_of(actor.thread).c_str(), verb,
+                                       place(address).c_str(), agent_name(other).c_str(), other_verb, other.line, why), other.line);
+}
+
+static const char* unordered(const Actor& actor, const Access& a) {
+    if (!happened_before(actor, a)) return "nothing orders the two";
+    if (actor.async && a.agent < block.threads && !order_fenced(actor.thread, a.agent, a.step))
+        return "no proxy fence makes that visible to the async proxy";
+    return nullptr;
+}
+
+static bool knows_co_writer(const Actor& actor, u32 address) {
+    auto found = co_writers.find(address);
+    if (found == co_writers.end()) return false;
+    return std::any_of(found->second.begin(), found->second.end(), [&](const Access& a) { return !unordered(actor, a); });
+}
+
+static void check_after_writes(const Actor& actor, const char* verb, u32 address, int bytes) {
     const Access* w = &written[address - SHARED_BASE];
     for (int i = 0; i < bytes; ++i) {
-        if (i && same(w[i], w[i - 1])) continue;
-        if (w[i].step && !happened_before(thread, w[i])) return race(thread, verb, address + i, "wrote", w[i], line);
+        if (!w[i].step || (i && same(w[i], w[i - 1]))) continue;
+        const char* why = unordered(actor, w[i]);
+        if (why && !knows_co_writer(actor, address + i)) return race(actor, verb, address + i, "wrote", w[i], why);
     }
 }
 
-void stamp_read(const Thread& thread, u32 address, int bytes, u32 agent, u32 step, int line) {
+void check_read(const Actor& actor, u32 address, int bytes) {
     const Access* w = &written[address - SHARED_BASE];
     for (int i = 0; i < bytes; ++i)
         if (!w[i].step) {
-            finding("uninitialised read", line, format("%s reads %s, which nobody has written", name_of(thread).c_str(),
-                                                       place(address + i).c_str()));
+            finding("uninitialised read", actor.line, format("%s reads %s, which nobody has written", name_of(actor.thread).c_str(),
+                                                             place(address + i).c_str()));
             break;
         }
-    check_after_writes(thread, "reads", address, bytes, line);
-    std::fill_n(&read_by[thread.warp->id][address - SHARED_BASE], bytes, Access{step, u16(agent), u16(line)});
+    check_after_writes(actor, "reads", address, bytes);
 }
 
-void stamp_write(const Thread& thread, u32 address, int bytes, u32 agent, u32 step, int line) {
-    check_after_writes(thread, "writes", address, bytes, line);
+void stamp_read(const Actor& actor, u32 address, int bytes) {
+    std::fill_n(&read_by[actor.thread.warp->id][address - SHARED_BASE], bytes, Access{actor.step, u16(actor.agent), u16(actor.line)});
+}
+
+void check_write(const Actor& actor, u32 address, int bytes) {
+    check_after_writes(actor, "writes", address, bytes);
     for (const auto& accesses : read_by) {
         const Access* r = &accesses[address - SHARED_BASE];
         for (int i = 0; i < bytes; ++i) {
-            if (!r[i].step || (i && same(r[i], r[i - 1]))) continue;
-            if (!happened_before(thread, r[i])) {
-                race(thread, "writes", address + i, "reads", r[i], line);
-                break;
-            }
+            if (!r[i].step || (i && same(r[i], r[i - 1])) || happened_before(actor, r[i])) continue;
+            race(actor, "writes", address + i, "reads", r[i], "nothing orders the two");
+            break;
         }
     }
-    std::fill_n(&written[address - SHARED_BASE], bytes, Access{step, u16(agent), u16(line)});
+}
+
+void stamp_write(const Actor& actor, u32 address, int bytes) {
+    std::fill_n(&written[address - SHARED_BASE], bytes, Access{actor.step, u16(actor.agent), u16(actor.line)});
+    if (!co_writers.empty())
+        for (int i = 0; i < bytes; ++i) co_writers.erase(address + i);
+}
+
+// Whether an ordinary write of these bytes changes nothing that is there for good, and other threads use them unordered.
+static bool repeats_a_write(const Actor& actor, u32 address, const void* data, int bytes) {
+    if (memcmp(shared_bytes(address), data, bytes)) return false;
+    bool ordered = true;
+    for (int i = 0; i < bytes; ++i) {
+        const Access& w = written[address - SHARED_BASE + i];
+        const bool before = happened_before(actor, w);
+        if (!w.step || (!before && (w.step == PENDING || w.agent >= block.threads))) return false;
+        ordered &= before;
+        for (const auto& accesses : read_by) {
+            const Access& r = accesses[address - SHARED_BASE + i];
+            ordered &= !r.step || happened_before(actor, r);
+        }
+    }
+    return !ordered;
 }
 
 void settle_write(u32 address, int bytes, u32 agent, u32 step) {
@@ -94,18 +136,28 @@ void settle_write(u32 address, int bytes, u32 agent, u32 step) {
         if (w[i].step == PENDING && w[i].agent == agent) w[i].step = step;
 }
 
+Actor this_thread(int line) { return {*self, u32(self->id), order_now(*self), false, line}; }
+
 const u8* shared_read(u32 address, int bytes, int line) {
     self->line = line;
     check_shared_bounds(address, bytes, false, line);
-    stamp_read(*self, address, bytes, self->id, order_now(*self), line);
+    const Actor me = this_thread(line);
+    check_read(me, address, bytes);
+    stamp_read(me, address, bytes);
     return shared_bytes(address);
 }
 
-u8* shared_write(u32 address, int bytes, int line) {
+void shared_write(u32 address, const void* data, int bytes, int line) {
     self->line = line;
     check_shared_bounds(address, bytes, true, line);
-    stamp_write(*self, address, bytes, self->id, order_now(*self), line);
-    return shared_bytes(address);
+    const Actor me = this_thread(line);
+    if (repeats_a_write(me, address, data, bytes)) {
+        for (int i = 0; i < bytes; ++i) co_writers[address + i].push_back({me.step, u16(me.agent), u16(line)});
+        return;
+    }
+    check_write(me, address, bytes);
+    stamp_write(me, address, bytes);
+    memcpy(shared_bytes(address), data, bytes);
 }
 
 // ---- global memory
@@ -132,7 +184,7 @@ std::string describe_global(const void* pointer, int bytes) {
     return format("byte %ld of %s%s", offset, b->name.c_str(), how);
 }
 
-static void check_global(const void* pointer, int bytes, bool writes, int line) {
+void check_global(const void* pointer, int bytes, int alignment, bool writes, int line) {
     const u8* address = static_cast<const u8*>(pointer);
     const char* verb = writes ? "writes" : "reads";
     const Buffer* b = address ? nearest_buffer(address) : nullptr;
@@ -144,20 +196,20 @@ static void check_global(const void* pointer, int bytes, bool writes, int line) 
                                             describe_global(pointer, bytes).c_str()));
     if (writes && !b->writable)
         fatal("out of bounds", line, format("%s writes to %s, an input", name_of(*self).c_str(), describe_global(pointer, bytes).c_str()));
-    if (reinterpret_cast<u64>(pointer) % bytes)
+    if (reinterpret_cast<u64>(pointer) % alignment)
         fatal("misaligned", line, format("%s %s %d bytes at %s", name_of(*self).c_str(), verb, bytes,
                                          describe_global(pointer, bytes).c_str()));
 }
 
 const u8* global_read(const void* pointer, int bytes, int line) {
     self->line = line;
-    check_global(pointer, bytes, false, line);
+    check_global(pointer, bytes, bytes, false, line);
     return static_cast<const u8*>(pointer);
 }
 
 u8* global_write(void* pointer, int bytes, int line) {
     self->line = line;
-    check_global(pointer, bytes, true, line);
+    check_global(pointer, bytes, bytes, true, line);
     return static_cast<u8*>(pointer);
 }
 

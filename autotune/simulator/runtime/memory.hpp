@@ -21,14 +21,29 @@ struct Buffer {
 };
 extern std::vector<Buffer> buffers;
 
+// Who makes an access: `thread` answers for what happened before it; `agent` and `step` are what later ones must know of.
+// `async`: through the async proxy, which sees ordinary writes only after a proxy fence.
+struct Actor {
+    const Thread& thread;
+    u32 agent, step;
+    bool async;
+    int line;
+};
+Actor this_thread(int line);
+
 u8* shared_bytes(u32 address);  // unchecked
+// Where the 16-byte chunk at `address` stands under a swizzle of this span (128, 64 or 32 bytes; 0: none).
+inline u32 swizzled(u32 address, int span) { return address ^ (address >> 7 & u32(span / 16 - 1) & (span ? 7u : 0u)) << 4; }
+
 void check_shared_bounds(u32 address, int bytes, bool writes, int line);
-// Checks an access by `thread` against those before it, and stamps it with `agent` and its `step`.
-void stamp_read(const Thread& thread, u32 address, int bytes, u32 agent, u32 step, int line);
-void stamp_write(const Thread& thread, u32 address, int bytes, u32 agent, u32 step, int line);
+void check_read(const Actor& actor, u32 address, int bytes);  // for races with writes, and for initialisation
+void stamp_read(const Actor& actor, u32 address, int bytes);
+void check_write(const Actor& actor, u32 address, int bytes);
+void stamp_write(const Actor& actor, u32 address, int bytes);
 // The asynchronous write of `agent` to these bytes has been waited for: from now on it counts as one of its `step`.
 void settle_write(u32 address, int bytes, u32 agent, u32 step);
 
+void check_global(const void* pointer, int bytes, int alignment, bool writes, int line);
 std::string describe_global(const void* address, int bytes);
 
 }  // namespace sim

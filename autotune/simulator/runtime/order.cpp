@@ -1,5 +1,6 @@
-// Which accesses happened before which. A thread's clock says of every agent (thread or mbarrier) up to which of its steps
-// this thread has seen its accesses; a release ends a step. An access is stamped with its agent and step.
+// Which accesses happened before which. A thread's clock says of every agent up to which of its steps this thread has seen
+// its accesses; a release ends a step of the thread that makes it. Behind the clock stands a second one: what is also
+// visible to the async proxy, which is how the copy engine and wgmma reach shared memory.
 #include <algorithm>
 
 #include "state.hpp"
@@ -7,48 +8,63 @@
 namespace sim {
 
 static int components;
-static std::vector<u32> clocks;  // (threads, components)
+static std::vector<u32> clocks;  // (threads, 2, components)
 static std::vector<u32> warp_steps;
 
-static u32* clock_of(int thread) { return clocks.data() + size_t(thread) * components; }
+static u32* clock_of(int thread) { return clocks.data() + size_t(thread) * 2 * components; }
 
-static void join(u32* into, const u32* from) {
-    for (int i = 0; i < components; ++i) into[i] = std::max(into[i], from[i]);
+static void join(u32* into, const u32* from, int count) {
+    for (int i = 0; i < count; ++i) into[i] = std::max(into[i], from[i]);
 }
 
 void order_reset() {
-    components = block.threads + MBARRIERS + int(block.warp.size());
-    warp_steps.assign(block.warp.size(), 0);
-    clocks.assign(size_t(block.threads) * components, 0);
+    int warps = int(block.warp.size());
+    components = block.threads + MBARRIERS + warps + (warps + WARPGROUP_WARPS - 1) / WARPGROUP_WARPS;
+    warp_steps.assign(warps, 0);
+    clocks.assign(size_t(block.threads) * 2 * components, 0);
     for (int i = 0; i < block.threads; ++i) clock_of(i)[i] = 1;
 }
 
-std::vector<u32> order_empty() { return std::vector<u32>(components, 0); }
+std::vector<u32> order_empty() { return std::vector<u32>(2 * components, 0); }
 
 int mbarrier_agent(int index) { return block.threads + index; }
-int warp_agent(const Warp& warp) { return block.threads + MBARRIERS + warp.id; }
-
-u32 order_warp_step(const Warp& warp) {
-    u32 step = ++warp_steps[warp.id];
-    for (const Thread* lane : warp.lanes) clock_of(lane->id)[warp_agent(warp)] = step;
-    return step;
-}
+int warp_agent(int warp) { return block.threads + MBARRIERS + warp; }
+int warpgroup_agent(int warpgroup) { return block.threads + MBARRIERS + int(block.warp.size()) + warpgroup; }
 
 u32 order_now(const Thread& thread) { return clock_of(thread.id)[thread.id]; }
 
+u32 order_warp_step(const Warp& warp) {
+    u32 step = ++warp_steps[warp.id];
+    for (const Thread* lane : warp.lanes) order_learn(*lane, warp_agent(warp.id), step);
+    return step;
+}
+
 bool order_seen(const Thread& thread, u32 agent, u32 step) { return clock_of(thread.id)[agent] >= step; }
 
+bool order_fenced(const Thread& thread, u32 agent, u32 step) { return clock_of(thread.id)[components + agent] >= step; }
+
+void order_learn(const Thread& thread, u32 agent, u32 step) {
+    u32& known = clock_of(thread.id)[agent];
+    known = std::max(known, step);
+}
+
 void order_release(const Thread& thread, u32* into) {
-    join(into, clock_of(thread.id));
+    join(into, clock_of(thread.id), 2 * components);
     ++clock_of(thread.id)[thread.id];
 }
 
-void order_acquire(const Thread& thread, const u32* from) { join(clock_of(thread.id), from); }
+void order_acquire(const Thread& thread, const u32* from) { join(clock_of(thread.id), from, 2 * components); }
 
 void order_warp(const Warp& warp) {
     std::vector<u32> all = order_empty();
     for (const Thread* lane : warp.lanes) order_release(*lane, all.data());
     for (const Thread* lane : warp.lanes) order_acquire(*lane, all.data());
+}
+
+void order_fence_proxy(const Thread& thread) {
+    u32* clock = clock_of(thread.id);
+    join(clock + components, clock, components);
+    ++clock[thread.id];
 }
 
 }  // namespace sim

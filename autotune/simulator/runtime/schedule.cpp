@@ -42,6 +42,14 @@ void set_waiting(Thread& t, Wait wait, u32 object, u32 parity, int line) {
     t.warp->ready &= ~(1u << t.lane);
 }
 
+// Lands one asynchronous operation that is in flight; false if there is none.
+static bool land_one() {
+    bool (*const kinds[])() = {land_copy, land_bulk_copy, land_multiply};
+    for (u32 first = chance.below(3), i = 0; i < 3; ++i)
+        if (kinds[(first + i) % 3]()) return true;
+    return false;
+}
+
 static bool choose_warp() {
     int count = int(block.warp.size()), first = int(chance.below(count));
     if (policy.priority && chance.one_in(8)) std::swap(order[chance.below(count)], order[chance.below(count)]);
@@ -160,6 +168,7 @@ static std::string waits_for(const Thread& t) {
             return format("waits at barrier %u, where %d of %d threads have arrived", t.wait_object, b.arrived, b.threads);
         }
         case Wait::mbarrier: return describe_mbarrier(t.wait_object, t.wait_parity);
+        case Wait::multiply: return "waits for a multiply that not all warps of its warpgroup have started";
         case Wait::finished: return "has finished";
     }
     return "";
@@ -217,6 +226,8 @@ void start_block(int id, int threads, u32 smem_bytes) {
     reset_memory();
     reset_copies();
     reset_mbarriers();
+    reset_bulk_copies();
+    reset_multiplies();
     for (Barrier& b : barriers) b = Barrier{}, b.clock = order_empty();
 }
 
@@ -227,11 +238,9 @@ void run_block(void (*body)()) {
     choose_warp();
     self = choose();
     switch_fiber(&main_stack, self->stack_pointer);
-    for (int id = 0; id < BARRIERS; ++id)
-        if (barriers[id].arrived)
-            finding("barrier misuse", barriers[id].line, format("the block ended while barrier %d had %d of %d arrivals", id,
-                                                                barriers[id].arrived, barriers[id].threads));
-    block_ended();
+    while (land_copy()) {}
+    if (int count = bulk_copies_in_flight())
+        finding("barrier misuse", 0, format("the block ended while %d bulk copies into its shared memory were under way", count));
 }
 
 }  // namespace sim

@@ -35,10 +35,10 @@ void sync_warp(int line);
 // Barrier `id` for `threads` threads, 0 for all of the block. Without `wait`, the warp arrives and goes on.
 void barrier(int id, int threads, bool wait, int line);
 
-// ---- memory (memory.cpp): checked for bounds, alignment, initialisation and races; the pointer is good for `bytes` bytes
+// ---- memory (memory.cpp): checked for bounds, alignment, initialisation and races
 
 const u8* shared_read(u32 address, int bytes, int line);
-u8* shared_write(u32 address, int bytes, int line);
+void shared_write(u32 address, const void* data, int bytes, int line);
 const u8* global_read(const void* pointer, int bytes, int line);
 u8* global_write(void* pointer, int bytes, int line);
 
@@ -66,6 +66,24 @@ u32 from_float(Format format, float x);  // to nearest, ties to even
 void mma_m16n8k16(Format format, float* c, const u32* a, u32 b0, u32 b1, int line);
 // Four 8 x 8 matrices of 16-bit elements; lane 8 i + j names row j of matrix i.
 void ldmatrix_x4(u32* registers, u32 address, bool transposed, int line);
+
+// ---- the copy engine (tma.cpp)
+
+// What stands in the 128 bytes of a TensorMap on the host. Sizes in elements, strides in bytes; from the innermost out.
+struct Tensor {
+    u64 address, dims[4], strides[3], box_columns, box_rows, box_heads, element_bytes, swizzle_bytes, unused[3];
+};
+void tma_load(u32 address, const void* tensor, u32 mbarrier, const int (&at)[4], int line);
+void fence_async_proxy(int line);
+
+// ---- warpgroup multiplies (wgmma.cpp)
+
+void wgmma_fence(int line);
+void wgmma_commit(int line);
+void wgmma_wait(int pending, int line);
+// c (64 x n) = or += A B, B from a descriptor, K- or MN-major; A (64 x 16) from registers, or if they are null from `a`, K-major.
+void wgmma(Format format, float* c, int n, const u32* a_registers, u64 a, u64 b, bool b_mn_major, bool accumulate, int line);
+void set_registers(int count, int line);
 
 // ---- what can be launched (main.cpp)
 

@@ -7,7 +7,7 @@
 
 namespace sim {
 
-enum class Wait { none, collective, barrier, mbarrier, finished };
+enum class Wait { none, collective, barrier, mbarrier, multiply, finished };
 
 struct Warp;
 struct Thread {
@@ -76,26 +76,37 @@ void run_block(void (*body)());                         // schedule.cpp
 void reset_memory();
 void reset_copies();
 void reset_mbarriers();
-bool land_one();     // copies.cpp: lands one asynchronous operation that is in flight; false if there is none
-void block_ended();  // copies.cpp
+void reset_bulk_copies();
+void reset_multiplies();
+// Each lands one operation of its kind that is in flight; false if there is none.
+bool land_copy();
+bool land_bulk_copy();
+bool land_multiply();
+int bulk_copies_in_flight();
 
 void wake(Thread& thread);
 void set_waiting(Thread& thread, Wait wait, u32 object, u32 parity, int line);
 void pass_on();                                                // schedule.cpp: lets others run
 std::string describe_mbarrier(u32 address, u32 parity);        // mbarrier.cpp
 
-// Happens-before order (order.cpp). Agents are the threads, the mbarriers (for the copies that they count), and the warps
-// (for what their lanes do as one); a clock has one component for each.
+// Happens-before order (order.cpp). Agents are the threads, the mbarriers (for the copies that they count), the warps (for
+// what their lanes do as one) and the warpgroups (for their multiplies). A clock has a component for each: the last of its
+// steps that is known to have happened.
 constexpr int MBARRIERS = 32;
+constexpr int WARPGROUP_WARPS = 4;
 void order_reset();
 std::vector<u32> order_empty();
 int mbarrier_agent(int index);
-int warp_agent(const Warp& warp);
+int warp_agent(int warp);
+int warpgroup_agent(int warpgroup);
 u32 order_now(const Thread& thread);                           // the step that stamps its accesses
 u32 order_warp_step(const Warp& warp);                         // the step of what its lanes do now as one
 bool order_seen(const Thread& thread, u32 agent, u32 step);    // whether that step happened before what it does now
+bool order_fenced(const Thread& thread, u32 agent, u32 step);  // and a proxy fence stood in between
+void order_learn(const Thread& thread, u32 agent, u32 step);   // it has waited for that step
 void order_release(const Thread& thread, u32* into);           // what it did happened before whoever acquires from `into`
 void order_acquire(const Thread& thread, const u32* from);
 void order_warp(const Warp& warp);                             // its lanes see what each of them did
+void order_fence_proxy(const Thread& thread);                  // what it has seen so far is visible to the async proxy
 
 }  // namespace sim

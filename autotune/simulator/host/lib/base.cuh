@@ -77,7 +77,7 @@ template <typename T> struct SharedArray {
         memcpy(&value, sim::shared_read(address + i * sizeof(T), sizeof(T), line), sizeof(T));
         return value;
     }
-    DEVICE void set(int i, T value, AT) const { memcpy(sim::shared_write(address + i * sizeof(T), sizeof(T), line), &value, sizeof(T)); }
+    DEVICE void set(int i, T value, AT) const { sim::shared_write(address + i * sizeof(T), &value, sizeof(T), line); }
 };
 
 DEVICE float bf16_to_float(bf16 x) { return sim::to_float(sim::Format::bf16, x.bits); }

@@ -1,0 +1,11 @@
+// Twin of lib/ptx/warpgroup.cuh.
+
+constexpr int WARPGROUP_SIZE = 4 * WARP_SIZE;
+
+DEVICE int warpgroup_id() { return thread_id() / WARPGROUP_SIZE; }
+
+DEVICE void named_barrier_sync(int id, int threads, AT) { sim::barrier(id, threads, true, line); }
+DEVICE void named_barrier_arrive(int id, int threads, AT) { sim::barrier(id, threads, false, line); }
+
+template <int REGISTERS> DEVICE void registers_release(AT) { sim::set_registers(REGISTERS, line); }
+template <int REGISTERS> DEVICE void registers_claim(AT) { sim::set_registers(REGISTERS, line); }
