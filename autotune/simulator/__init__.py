@@ -1,11 +1,12 @@
 """Runs a generated kernel on the CPU: the same rendered body, with lib/base.cuh and lib/ptx/ replaced by their host twins.
 
-    result = simulate(problem, config, inputs, out, lse, seed=0)    # fills out and lse; result.findings
-    verdict = verify(problem, config, seeds=range(3))              # judged as on the GPU, findings included
+    verdict = verify(problem, config, seeds=range(3))                   # judged as on the GPU, findings included
+    simulation = simulate(problem, config, inputs, out, lse, seed=0)    # one launch: fills out and lse
 
 A finding is a race, a deadlock, an access out of bounds and the like; docs/simulator.md says what cannot be seen.
 """
 
-from .job import Finding, Simulation, SimulationFailed, simulate, verify
+from .job import Finding, Simulation, host_source, simulate
+from .verify import SimulationFailed, verify
 
-__all__ = ["Finding", "Simulation", "SimulationFailed", "simulate", "verify"]
+__all__ = ["Finding", "Simulation", "SimulationFailed", "host_source", "simulate", "verify"]

@@ -34,10 +34,10 @@ def compiler() -> tuple[str, ...]:
     raise CompilerMissing("the simulator needs a C++ compiler and found none; install g++ or clang++, or `pip install ziglang`")
 
 
-def program(source: str, entries: tuple[tuple[str, str], ...]) -> Path:
+def program(source: str, entries: tuple[str, ...]) -> Path:
     """The executable that simulates a kernel, from the cache folder or compiled.
 
-    `source` is rendered with ptx="host"; `entries` are (entry, name of its Params struct). Raises `CompileError`,
+    `source` is rendered with ptx="host"; `entries` are its kernels, each of one Params. Raises `CompileError`,
     `CompilerMissing`.
     """
     text = _prepare(source, entries)
@@ -49,11 +49,11 @@ def program(source: str, entries: tuple[tuple[str, str], ...]) -> Path:
     return path
 
 
-def _prepare(source: str, entries: tuple[tuple[str, str], ...]) -> str:
+def _prepare(source: str, entries: tuple[str, ...]) -> str:
     """`source` without unrolling (it would only cost compile time), with its entries registered. Lines keep their numbers."""
     lines = re.sub(r"^[ \t]*#pragma unroll.*$", "", source, flags=re.MULTILINE)
-    register = [f'static sim::Entry sim_entry_{entry}("{entry}", sizeof({params}), '
-                f"[](const void* params) {{ {entry}(*static_cast<const {params}*>(params)); }});" for entry, params in entries]
+    register = [f'static sim::Entry sim_entry_{entry}("{entry}", '
+                f"[](const void* params) {{ {entry}(*static_cast<const Params*>(params)); }});" for entry in entries]
     return "\n".join([lines, *register, ""])
 
 

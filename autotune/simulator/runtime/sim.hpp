@@ -89,10 +89,9 @@ void set_registers(int count, int line);
 
 struct Entry {
     const char* name;
-    int params_bytes;
     void (*call)(const void* params);
     Entry* next;
-    Entry(const char* name, int params_bytes, void (*call)(const void*));
+    Entry(const char* name, void (*call)(const void*));
 };
 
 }  // namespace sim

@@ -1,0 +1,96 @@
+"""The arrays of a simulated launch, as a file that the program maps where the kernel's pointers point."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+import tempfile
+from contextlib import contextmanager
+from typing import Iterator
+
+import numpy as np
+
+from ..kernels.base import Map
+
+BASE_ADDRESS = 1 << 36  # low enough for address spaces of 39 bits, far from everything else of the program
+PAGE = mmap.PAGESIZE
+GUARD_PAGES = 16
+SWIZZLE_BYTES = 128  # of every tensor map
+
+
+class Memory:
+    """The file that holds the arrays. Each stands between pages that cannot be touched: `at_end`, against the page after it,
+    else against the one before it, so that a plain pointer that leaves it on that side is caught at once."""
+
+    def __init__(self, at_end: bool):
+        self.address: dict[str, int] = {}
+        self._parts: list[tuple[int, bytes]] = []
+        self._lines: list[str] = []
+        self._outputs: list[tuple[int, np.ndarray]] = []
+        self._end = 0
+        self._at_end = at_end
+
+    def add(self, name: str, array: np.ndarray, writable: bool) -> None:
+        """Copies `array` with the memory between its elements, which the kernel must not touch."""
+        low, data, mask = _span(array)
+        self._guard()
+        size = -(-len(data) // PAGE) * PAGE
+        offset = self._end + (size - len(data) if self._at_end else 0)
+        self.address[name] = BASE_ADDRESS + offset + (array.ctypes.data - low)
+        self._parts.append((offset, data))
+        self._end += size
+        self._guard()
+        mask_at = self.add_bytes(mask)
+        self._lines.append(f"buffer {name} {offset} {len(data)} {mask_at} {int(writable)}")
+        if writable:
+            self._outputs.append((offset + (array.ctypes.data - low), array))
+
+    def add_bytes(self, data: bytes) -> int:
+        """Their offset, a multiple of the page size."""
+        offset = self._end
+        self._parts.append((offset, data))
+        self._end += -(-max(len(data), 1) // PAGE) * PAGE
+        return offset
+
+    def _guard(self) -> None:
+        self._lines.append(f"guard {self._end} {GUARD_PAGES * PAGE}")
+        self._end += GUARD_PAGES * PAGE
+
+    @contextmanager
+    def file(self) -> Iterator[list[str]]:
+        """The job's lines that describe the file, which is there meanwhile; when the block ends, outputs are copied back."""
+        with tempfile.NamedTemporaryFile(prefix="autotune-simulation-") as file:
+            os.truncate(file.fileno(), self._end)
+            for offset, data in self._parts:
+                os.pwrite(file.fileno(), data, offset)
+            yield [f"memory {file.name} {BASE_ADDRESS} {self._end}", *self._lines]
+            for offset, array in self._outputs:
+                raw = os.pread(file.fileno(), _extent(array), offset)
+                array[...] = np.ndarray(array.shape, array.dtype, raw, strides=array.strides)
+
+
+def _extent(array: np.ndarray) -> int:
+    """Bytes from the first to the end of the last element (strides are not negative)."""
+    return sum((n - 1) * stride for n, stride in zip(array.shape, array.strides)) + array.itemsize if array.size else 0
+
+
+def _span(array: np.ndarray) -> tuple[int, bytes, bytes]:
+    """(address, bytes, mask) of the memory from the first to the last element; the mask is 1 where there is an element."""
+    extent = _extent(array)
+    low = array.ctypes.data
+    raw = (ctypes.c_ubyte * extent).from_address(low) if extent else b""
+    mask = np.zeros(extent, np.uint8)
+    if extent:
+        view = np.lib.stride_tricks.as_strided(mask, (*array.shape, array.itemsize), (*array.strides, 1))
+        view[...] = 1
+    return low, bytes(raw), mask.tobytes()
+
+
+def tensor_map(shape: Map, array: np.ndarray, address: int) -> bytes:
+    """The 128 bytes of runtime/sim.hpp's Tensor for a (batch, rows, heads, columns) array."""
+    batch, rows, heads, columns = array.shape
+    batch_stride, row_stride, head_stride, _ = array.strides
+    return struct.pack("16Q", address, columns, rows, heads, batch, row_stride, head_stride, batch_stride,
+                       shape.columns, shape.rows, shape.heads, array.itemsize, SWIZZLE_BYTES, 0, 0, 0)
