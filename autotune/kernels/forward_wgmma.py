@@ -61,9 +61,9 @@ def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
         return rows * math.ceil(columns / PANEL) * PANEL * 2
 
     rows = v["num_warpgroups"] * GROUP_ROWS
-    return (max(tile(rows, static.head_dim), tile(rows, static.head_dim_v))
+    return (v["q_stages"] * max(tile(rows, static.head_dim), tile(rows, static.head_dim_v))
             + v["num_stages"] * (tile(v["block_n"], static.head_dim) + tile(v["block_n"], static.head_dim_v))
-            + 8 * (2 + 4 * v["num_stages"]))
+            + 16 * (v["q_stages"] + 2 * v["num_stages"]))
 
 
 class ForwardWgmma(ForwardKernel):
@@ -78,6 +78,7 @@ class ForwardWgmma(ForwardKernel):
         Parameter("block_heads", (1, 2, 4, 8), "compile", "query heads that share a block's rows, and K and V"),
         Parameter("block_n", tuple(range(32, 257, 16)), "compile", "keys of a tile"),
         Parameter("num_stages", (2, 3, 4), "compile", "buffers of K and of V"),
+        Parameter("q_stages", (1, 2), "compile", "buffers of Q: with 2 the next block's queries load while this one's are used"),
         Parameter("overlap", (False, True), "compile", "softmax works while the last tile's P V is multiplied"),
         Parameter("ping_pong", (False, True), "compile", "groups take turns to multiply, so that one's softmax hides another's"),
         Parameter("rescale_slack", (-1, 0, 8), "compile",
@@ -127,7 +128,7 @@ class ForwardWgmma(ForwardKernel):
                                    (2, 96) if head_dim <= 192 else (2, 80))
         if problem.mask == "window" and problem.visible_pairs < 1024 * problem.seqlen_q:
             num_warpgroups, block_n = 1, 64
-        values = dict(num_warpgroups=num_warpgroups, block_heads=1, block_n=block_n, min_blocks_per_sm=1, num_stages=2, overlap=True, ping_pong=num_warpgroups > 1 and head_dim <= 128,
+        values = dict(num_warpgroups=num_warpgroups, block_heads=1, block_n=block_n, min_blocks_per_sm=1, num_stages=2, q_stages=1, overlap=True, ping_pong=num_warpgroups > 1 and head_dim <= 128,
                       rescale_slack=-1, longest_first=True, head_group=4, persistent=False)
         return self.config(problem.static, values)
 
