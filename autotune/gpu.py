@@ -28,6 +28,7 @@ LIMIT_NAMES = (
     "bandwidth_gb_s",  # datasheet
     "sm_clock_mhz",  # boost
     "mma_flops_per_clock_sm",  # 16-bit mma.sync with fp32 accumulation, multiply-add = 2
+    "tensor_flops_per_clock_sm",  # the same by the fastest instruction there is: wgmma on 9.0, tcgen05 on 10.0
     "fma_flops_per_clock_sm",  # fp32 on the CUDA cores
     "exp_per_clock_sm",  # special function unit
 )
@@ -61,6 +62,12 @@ class Gpu:
     @property
     def mma_tflops(self) -> float:
         return self.sms * self["mma_flops_per_clock_sm"] * self["sm_clock_mhz"] * 1e-6
+
+    def roofline_us(self, flops: int, moved_bytes: int, tensor_cores: bool = True) -> float:
+        """Microseconds that no kernel can beat at boost clock: `flops` at the arithmetic peak or `moved_bytes` at the
+        datasheet's bandwidth, whichever takes longer."""
+        per_clock = self["tensor_flops_per_clock_sm" if tensor_cores else "fma_flops_per_clock_sm"]
+        return max(flops / (self.sms * per_clock * self["sm_clock_mhz"]), moved_bytes / (self["bandwidth_gb_s"] * 1e3))
 
 
 @lru_cache(maxsize=1)
