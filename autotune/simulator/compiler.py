@@ -10,16 +10,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
 from ..compile import CompileError, CompilerMissing, cache_dir
 
 RUNTIME = Path(__file__).parent / "runtime"
-# The runtime is compiled once; the kernel once per config, so there compile time counts for more than speed.
-RUNTIME_FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra")
-KERNEL_FLAGS = ("-std=c++17", "-O1", "-Wall", "-Wno-unused-variable", "-Wno-unused-but-set-variable", "-Wno-unused-function",
-                "-Wno-unused-const-variable", "-Wno-psabi")
+# The runtime is compiled once; the kernel once for each config, so there compile time counts for more than speed. Undefined
+# behaviour of the kernel (an index beyond a register tile, a shift by too much) ends the run; -g1 names the line.
+RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIE", "-Wall", "-Wextra")
+KERNEL_FLAGS = ("-std=c++17", "-O1", "-fPIE", "-g1", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error", "-Wall",
+                "-Wno-unused-variable", "-Wno-unused-but-set-variable", "-Wno-unused-function", "-Wno-unused-const-variable",
+                "-Wno-psabi")
 COMPILE_TIMEOUT_S = 600
 
 
@@ -60,7 +63,7 @@ def _prepare(source: str, entries: tuple[str, ...]) -> str:
 def _compile_kernel(scratch: Path, text: str, objects: list[Path]) -> None:
     (scratch / "kernel.cpp").write_text(text)
     _run([*compiler(), *KERNEL_FLAGS, f"-I{RUNTIME}", "-c", "kernel.cpp", "-o", "kernel.o"], scratch)
-    _run([*compiler(), "kernel.o", *map(str, objects), "-o", "kernel"], scratch)
+    _run([*compiler(), "-pie", "kernel.o", *map(str, objects), "-o", "kernel"], scratch)
     (scratch / "kernel.o").unlink()
 
 
@@ -68,8 +71,16 @@ def _runtime_objects() -> list[Path]:
     folder = cache_dir() / "simulator" / f"runtime-{_runtime_key()}"
     sources = sorted(RUNTIME.glob("*.cpp"))
     if not folder.exists():
-        _make(folder, lambda scratch: _run([*compiler(), *RUNTIME_FLAGS, "-c", *map(str, sources)], scratch))
+        _make(folder, lambda scratch: _compile_runtime(scratch, sources))
     return [folder / f"{source.stem}.o" for source in sources]
+
+
+def _compile_runtime(scratch: Path, sources: list[Path]) -> None:
+    def compile_one(source: Path) -> None:
+        _run([*compiler(), *RUNTIME_FLAGS, "-c", str(source), "-o", f"{source.stem}.o"], scratch)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_one, sources))
 
 
 @lru_cache(maxsize=1)
@@ -104,3 +115,14 @@ def _run(command: list[str], folder: Path) -> None:
         raise CompileError(f"{Path(command[0]).name} refused the simulated kernel: {first}", done.stderr)
     if done.stderr:
         print(done.stderr, file=sys.stderr)
+
+
+def line_of(executable: Path, address: int) -> int:
+    """The line of kernel.cpp that holds the instruction at this address of the program, 0 if it cannot be told."""
+    tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
+    if not tool:
+        return 0
+    done = subprocess.run([tool, "-e", str(executable), hex(address)], capture_output=True, text=True)
+    file, _, line = done.stdout.strip().partition(":")
+    number = re.match(r"\d+", line)
+    return int(number.group()) if number and file.endswith("kernel.cpp") else 0

@@ -7,6 +7,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Sequence
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ..kernels.base import Step, params_format
 from ..kernels.forward import TENSORS
 from ..problem import Problem
 from ..render import render
-from .compiler import program
+from .compiler import line_of, program
 from .memory import Memory, tensor_map
 
 RESIDENT_BLOCKS = 2  # blocks of a launch that goes round, so that each has several turns
@@ -65,9 +66,6 @@ def simulate(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray, 
     `source` stands for what `host_source` gives. Raises `CompileError`, `CompilerMissing`.
     """
     kernel = kernels.kernel_of(config)
-    steps = kernel.plan(problem, config)
-    entries = tuple(dict.fromkeys(step.entry for step in steps))
-    executable = program(host_source(problem, config) if source is None else source, entries)
     memory = Memory(at_end=bool(seed & 1))
     arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}
     for name, array in {**arrays, "lse": lse, "sinks": inputs.sinks}.items():
@@ -78,6 +76,17 @@ def simulate(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray, 
     maps = [tensor_map(shape, arrays[shape.tensor], memory.address[shape.tensor]) for shape in kernel.maps(problem.static, config)]
     params = struct.pack(params_format(kernel.fields), *maps, *pointers, *strides,
                          *kernel.arguments(problem, config, inputs.scale, 0))
+    source = host_source(problem, config) if source is None else source
+    return launch(source, kernel.plan(problem, config), memory, params, seed, timeout_s)
+
+
+def launch(source: str, steps: Sequence[Step], memory: Memory, params: bytes, seed: int = 0,
+           timeout_s: float = TIMEOUT_S) -> Simulation:
+    """Runs the steps of any host source, all with the same `params`, the bytes of its struct Params.
+
+    Writable arrays of `memory` receive what it wrote. Raises `CompileError`, `CompilerMissing`.
+    """
+    executable = program(source, tuple(dict.fromkeys(step.entry for step in steps)))
     params_at = memory.add_bytes(params)
     with memory.file() as lines:
         job = [*lines, f"seed {seed}", *(_launch(step, params_at) for step in steps), ""]
@@ -107,13 +116,11 @@ def _run(executable: Path, job: str, timeout_s: float) -> tuple[Finding, ...]:
 
 
 def _findings(executable: Path, output: str) -> tuple[Finding, ...]:
-    source: list[str] = []
+    found = [line.split("\t", 3) for line in output.splitlines() if line.count("\t") >= 3]
+    source = executable.with_name("kernel.cpp").read_text().splitlines() if found else []
     findings = []
-    for line in output.splitlines():
-        if line.count("\t") < 2:
-            continue
-        kind, number, message = line.split("\t", 2)
-        source = source or executable.with_name("kernel.cpp").read_text().splitlines()
-        text = source[int(number) - 1].strip() if 0 < int(number) <= len(source) else ""
-        findings.append(Finding(kind, int(number), text, message))
+    for kind, called, address, message in found:
+        line = line_of(executable, int(address)) if address != "0" else 0
+        line = line or int(called)
+        findings.append(Finding(kind, line, source[line - 1].strip() if 0 < line <= len(source) else "", message))
     return tuple(findings)

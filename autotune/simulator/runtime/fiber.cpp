@@ -18,6 +18,7 @@ static u8* stacks;
 static int stack_count;
 
 void make_stacks(int count) {
+    if (count <= stack_count) return;
     long page = sysconf(_SC_PAGESIZE);
     void* memory = mmap(nullptr, count * STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) fatal("setup", 0, format("no memory for the stacks of %d threads", count));

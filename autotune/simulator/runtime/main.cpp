@@ -7,11 +7,12 @@
 //   seed NUMBER
 //   step ENTRY GRID BLOCK SMEM_BYTES OFFSET    a launch; its Params stand at OFFSET of the file
 //
-// Findings go to standard output, a line each: kind TAB line TAB message. The last line of a completed simulation is "done".
+// Findings go to standard output, a line each: kind TAB line TAB address of the instruction or 0 TAB message. The last line of
+// a completed simulation is "done".
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -43,10 +44,12 @@ std::string format(const char* text, ...) {
 
 std::string name_of(const Thread& thread) { return format("warp %d lane %d", thread.warp->id, thread.lane); }
 
+static u64 faulting_address;  // of the instruction, within the program
+
 void finding(const char* kind, int line, const std::string& message, int other_line) {
     static std::set<std::tuple<std::string, int, int>> known;
     if (!known.insert({kind, line, other_line}).second) return;
-    printf("%s\t%d\tblock %d: %s\n", kind, line, block.id, message.c_str());
+    printf("%s\t%d\t%llu\tblock %d: %s\n", kind, line, faulting_address, block.id, message.c_str());
     if (known.size() >= MAX_FINDINGS) finish();
 }
 
@@ -61,14 +64,31 @@ void finish() {
     _exit(0);
 }
 
-// An access through a plain pointer that missed every array, or a stack that overflowed.
-static void on_fault(int signal, siginfo_t* info, void*) {
-    int owner = 0;
+extern "C" const char __ehdr_start __attribute__((visibility("hidden")));  // where the program was loaded
+
+static u64 instruction_of(void* context) {
+    const mcontext_t& machine = static_cast<ucontext_t*>(context)->uc_mcontext;
+#if defined(__x86_64__)
+    u64 address = machine.gregs[REG_RIP];
+#elif defined(__aarch64__)
+    u64 address = machine.pc;
+#else
+    return (void)machine, 0;
+#endif
+    return address - reinterpret_cast<u64>(&__ehdr_start);
+}
+
+// An access through a plain pointer that missed every array, undefined behaviour, or a stack that overflowed.
+static void on_fault(int signal, siginfo_t* info, void* context) {
+    faulting_address = instruction_of(context);
     const void* address = info->si_addr;
+    int owner = 0, line = self ? self->line : 0;
     if (!self) fatal("crash", 0, format("signal %d at %p outside of any thread", signal, address));
-    if (in_stack_guard(address, &owner)) fatal("crash", self->line, format("the stack of thread %d is full", owner));
-    fatal("out of bounds", self->line, format("%s reads or writes %s, after this line", name_of(*self).c_str(),
-                                              describe_global(address, 1).c_str()));
+    if (signal == SIGILL || signal == SIGTRAP)
+        fatal("undefined behaviour", line, format("%s computes what C++ does not define", name_of(*self).c_str()));
+    if (signal == SIGFPE) fatal("undefined behaviour", line, format("%s divides by zero", name_of(*self).c_str()));
+    if (in_stack_guard(address, &owner)) fatal("crash", line, format("the stack of thread %d is full", owner));
+    fatal("out of bounds", line, format("%s uses a pointer to %s", name_of(*self).c_str(), describe_global(address, 1).c_str()));
 }
 
 static void catch_faults() {
@@ -79,7 +99,7 @@ static void catch_faults() {
     struct sigaction action {};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigaction(signal, &action, nullptr);
+    for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigaction(signal, &action, nullptr);
 }
 
 // ---- the job
