@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-OPS = ("forward",)
+OPS = ("forward", "decode")
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 KV_SOURCES = ("dense", "varlen", "paged")
 MASKS = ("full", "causal", "window")

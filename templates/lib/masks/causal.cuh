@@ -1,7 +1,8 @@
 // Bottom-right causal: row i sees key j iff j <= i + seqlen_k - seqlen_q.
 struct Mask {
     int seqlen_k, offset;
-    DEVICE Mask(const Params& p) : seqlen_k(p.seqlen_k), offset(p.seqlen_k - p.seqlen_q) {}
+    DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
+    DEVICE Mask(const Params&, int queries, int keys) : seqlen_k(keys), offset(keys - queries) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
     DEVICE int key_begin(int row_begin) const { return 0; }
     DEVICE int key_end(int row_end) const { return max_of(0, row_end + offset); }

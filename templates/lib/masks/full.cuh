@@ -1,7 +1,8 @@
 // Every query sees every key.
 struct Mask {
     int seqlen_k;
-    DEVICE Mask(const Params& p) : seqlen_k(p.seqlen_k) {}
+    DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
+    DEVICE Mask(const Params&, int, int keys) : seqlen_k(keys) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
     DEVICE int key_begin(int row_begin) const { return 0; }
     DEVICE int key_end(int row_end) const { return seqlen_k; }

@@ -2,8 +2,9 @@
 // offset = seqlen_k - seqlen_q. The host passes bounds of at most 2^30, which stands for "unbounded"; causal is right = 0.
 struct Mask {
     int seqlen_k, offset, left, right;
-    DEVICE Mask(const Params& p)
-        : seqlen_k(p.seqlen_k), offset(p.seqlen_k - p.seqlen_q), left(p.window_left), right(p.window_right) {}
+    DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
+    DEVICE Mask(const Params& p, int queries, int keys)
+        : seqlen_k(keys), offset(keys - queries), left(p.window_left), right(p.window_right) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
     DEVICE int key_begin(int row_begin) const { return clamp(i64(row_begin) + offset - left); }
     DEVICE int key_end(int row_end) const { return clamp(i64(row_end) + offset + right); }

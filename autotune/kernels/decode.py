@@ -1,0 +1,168 @@
+"""What all decode kernels share: the arguments of a call, how a grid is sized, and the checks that any of them makes."""
+
+from __future__ import annotations
+
+import math
+from typing import Callable
+
+from ..config import Config, Value
+from ..gpu import Gpu
+from ..problem import Problem, Static
+from .base import Field, Kernel
+from .forward import LOG2E, UNBOUNDED
+
+DECODE_POINTERS = ("q", "k", "v", "out", "lse", "sinks", "lengths", "page_table", "partial_o", "partial_statistics", "tickets")
+DECODE_TENSORS = ("q", "k", "v", "out")
+MAX_QUERIES = 16  # of a sequence: more are a matter for the forward kernels
+
+DECODE_FIELDS = (
+    Field("const Element*", "q", "(batch, seqlen_q, heads_q, head_dim)"),
+    Field("const Element*", "k", "(batch, seqlen_k, heads_kv, head_dim), or (pages, page_size, heads_kv, head_dim)"),
+    Field("const Element*", "v", "(batch, seqlen_k, heads_kv, head_dim_v), or (pages, page_size, heads_kv, head_dim_v)"),
+    Field("Element*", "out", "(batch, seqlen_q, heads_q, head_dim_v)"),
+    Field("float*", "lse", "(batch, heads_q, seqlen_q), or null"),
+    Field("const void*", "sinks", "(heads_q), or null"),
+    Field("const int*", "lengths", "(batch): keys of each sequence, or null: all have seqlen_k"),
+    Field("const int*", "page_table", "(batch, pages of a sequence): numbers of pages; null unless paged"),
+    Field("float*", "partial_o", "(slots, rows, head_dim_v): what pieces leave behind, if any sequence is split"),
+    Field("float*", "partial_statistics", "(slots, rows, 2): maximum and sum"),
+    Field("u32*", "tickets", "one for each sequence, key/value head and tile of rows, 0 between launches; null: merged later"),
+    *(Field("long long", f"{tensor}_{axis}_stride", "of pages, in a paged cache" if tensor + axis == "kbatch" else "")
+      for tensor in DECODE_TENSORS for axis in ("batch", "row", "head")),
+    Field("long long", "page_table_stride", "from one sequence to the next"),
+    Field("int", "batch"),
+    Field("int", "heads_q"),
+    Field("int", "heads_kv"),
+    Field("int", "group", "query heads per key/value head"),
+    Field("int", "seqlen_q"),
+    Field("int", "seqlen_k", "the most keys that a sequence can have"),
+    Field("int", "window_left"),
+    Field("int", "window_right"),
+    Field("int", "sink_dtype"),
+    Field("float", "scale_log2", "softmax scale * log2(e), above 0"),
+    Field("int", "page_size"),
+    Field("unsigned", "page_magic", "2^(31 + page_shift) / page_size, rounded up"),
+    Field("int", "page_shift"),
+    Field("int", "num_splits", "of each sequence; 0: by its length"),
+    Field("int", "pieces", "about how many blocks share the work"),
+)
+
+
+def page_divisor(page_size: int) -> tuple[int, int]:
+    """(magic, shift): n // page_size == n * magic >> (31 + shift) for 0 <= n < 2^31."""
+    shift = (page_size - 1).bit_length()
+    return (1 << 31 + shift) // page_size + 1, shift
+
+
+class Launches:
+    """What launching a decode problem of exact sizes takes: grids of the two steps, slots of the workspace, scalar fields.
+
+    `combine` is the grid of the second step, 0 if there is none. `slots` and `rows` size the workspace: `slots * rows *
+    (head_dim_v + 2)` floats, 0 slots if no sequence can be split; `tickets` is how many counters may be used.
+    """
+
+    __slots__ = ("grid", "combine", "slots", "rows", "tickets", "scalars")
+
+    def __init__(self, grid: int, combine: int, slots: int, rows: int, tickets: int, scalars: tuple):
+        self.grid, self.combine, self.slots, self.rows, self.tickets, self.scalars = grid, combine, slots, rows, tickets, scalars
+
+
+class DecodeKernel(Kernel):
+    """Base of the decode kernels."""
+
+    aligned = True
+    dtypes: tuple[str, ...]
+
+    def reject(self, problem: Problem, gpu: Gpu) -> str | None:
+        if problem.op != "decode":
+            return f"it computes decode problems, not {problem.op}"
+        if gpu.arch < self.min_arch:
+            return f"it needs compute capability {self.min_arch / 10}, the GPU has {gpu.arch / 10}"
+        if problem.dtype not in self.dtypes:
+            return f"it computes {', '.join(self.dtypes)}, not {problem.dtype}"
+        if problem.kv_dtype != problem.dtype or problem.out_dtype != problem.dtype:
+            return "keys, values and output must have the dtype of the queries"
+        if problem.seqlen_q > MAX_QUERIES:
+            return f"seqlen_q is {problem.seqlen_q}; it takes up to {MAX_QUERIES} queries of a sequence"
+        for feature in ("softcap", "alibi"):
+            if getattr(problem, feature):
+                return f"it has no {feature}"
+        return None
+
+    def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
+        values = [("int", "HEAD_DIM", static.head_dim), ("int", "HEAD_DIM_V", static.head_dim_v)]
+        for parameter in self.parameters:
+            if parameter.kind == "compile":
+                value = config[parameter.name]
+                values.append(("bool" if isinstance(value, bool) else "int", parameter.name.upper(), value))
+        return values
+
+    def operands(self, static: Static, config: Config) -> dict[str, object]:
+        return {"kv_header": f"lib/kv/{static.kv}.cuh"}
+
+    def block_rows(self, config: Config) -> int:
+        """(query, head) rows that a block owns."""
+        raise NotImplementedError
+
+    def tile_keys(self, config: Config) -> int:
+        """Keys of a tile, the unit in which sequences are cut."""
+        raise NotImplementedError
+
+    def least_tiles(self, config: Config) -> int:
+        """Tiles of a piece at the least, unless a number of splits is asked for."""
+        raise NotImplementedError
+
+    def bind(self, problem: Problem, config: Config) -> Callable[..., Launches]:
+        """A function of (batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype, num_splits, page_size) that gives the
+        `Launches` for problems with those sizes that are like `problem` otherwise. `uniform`: every sequence has seqlen_k keys;
+        else that many at most, and the device reads how many. A number of splits of 0 is the config's choice."""
+        heads_q, heads_kv, group = problem.heads_q, problem.heads_kv, problem.group
+        block_rows, tile, least = self.block_rows(config), self.tile_keys(config), self.least_tiles(config)
+        most_splits, pieces, combines = 4096 // block_rows, config["pieces"], not config["last_block_merges"]
+        left = UNBOUNDED if problem.window_left is None else min(problem.window_left, UNBOUNDED)
+        right = UNBOUNDED if problem.window_right is None else min(problem.window_right, UNBOUNDED)
+        divisors: dict[int, tuple[int, int]] = {}
+
+        def bound(batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype=0, num_splits=0, page_size=0):
+            rows = group * seqlen_q
+            unsplit = heads_kv * -(-rows // block_rows)
+            # Tiles that queries see: those of all keys, or of the window and one more, as it need not begin at a tile.
+            tiles = -(-seqlen_k // tile)
+            if left < UNBOUNDED:
+                tiles = min(tiles, (left + seqlen_q) // tile + 2)
+            if num_splits:
+                grid = batch * unsplit * max(1, min(num_splits, tiles, most_splits))
+            else:
+                grid = batch * unsplit * max(1, min(tiles // least, most_splits))
+                if uniform and left == UNBOUNDED:
+                    share = max(least, -(-tiles * batch * unsplit // pieces))
+                    grid = batch * unsplit * max(1, min(tiles // share, most_splits))
+                else:  # pieces of long sequences, and one for each that is too short to share
+                    grid = min(grid, pieces + batch * unsplit)
+            split = grid > batch * unsplit
+            if page_size not in divisors:
+                divisors[page_size] = page_divisor(page_size) if page_size else (0, 0)
+            scalars = (batch, heads_q, heads_kv, group, seqlen_q, seqlen_k, left, right, sink_dtype, scale * LOG2E, page_size,
+                       *divisors[page_size], num_splits, pieces)
+            return Launches(grid, batch * unsplit if split and combines else 0, grid if split else 0, min(rows, block_rows),
+                            batch * unsplit if split and not combines else 0, scalars)
+
+        return bound
+
+    def launches(self, problem: Problem, config: Config, uniform: bool = True, scale: float = 1.0, num_splits: int = 0) -> Launches:
+        """`bind` for the sizes of `problem` itself."""
+        return self.bind(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, uniform, scale, 0, num_splits,
+                                          problem.page_size)
+
+    def workspace_bytes(self, problem: Problem, config: Config) -> int:
+        launches = self.launches(problem, config, uniform=False)
+        return launches.slots * launches.rows * (problem.head_dim_v + 2) * 4 + launches.tickets * 4
+
+
+def rows_of(problem: Problem) -> int:
+    """(query, head) rows that share one key/value head."""
+    return problem.group * problem.seqlen_q
+
+
+def row_tiles(problem: Problem, block_rows: int) -> int:
+    return math.ceil(rows_of(problem) / block_rows)

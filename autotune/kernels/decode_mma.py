@@ -1,0 +1,149 @@
+"""`decode_mma`: a few queries over a long cache, dense or paged, on tensor cores with mma.sync, for sm_80 and later."""
+
+from __future__ import annotations
+
+import math
+from typing import Mapping
+
+from ..config import Config, Parameter, Value
+from ..gpu import Gpu
+from ..problem import Problem, Static
+from .base import WARP_SIZE, Step
+from .decode import DECODE_FIELDS, DecodeKernel, row_tiles, rows_of
+
+PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
+MAX_REGISTERS = 255
+COMBINE_THREADS = 128
+COMBINE_BYTES = 4096 * 8  # maximum and sum of every split and row
+
+LATENCY_US = 0.8  # of a load from HBM
+LAUNCH_US = 2.5  # of a kernel in a graph, from the end of the one before
+
+
+def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    smem = smem_bytes(static, v)
+    if smem > gpu["smem_per_block_bytes"]:
+        return f"it requests {smem} bytes of shared memory; a block of {gpu.name} can have {gpu['smem_per_block_bytes']}"
+    blocks = v["min_blocks_per_sm"]
+    if blocks * (smem + gpu["smem_reserved_bytes"]) > gpu["smem_per_sm_bytes"]:
+        return f"{blocks} blocks of {smem} bytes exceed the {gpu['smem_per_sm_bytes']} bytes of shared memory of an SM"
+    return None
+
+
+def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    threads = v["num_warps"] * WARP_SIZE
+    if v["min_blocks_per_sm"] * threads > gpu["threads_per_sm"]:
+        return f"{v['min_blocks_per_sm']} blocks of {threads} threads exceed the {gpu['threads_per_sm']} of an SM"
+    limit = min(MAX_REGISTERS, gpu["registers_per_sm"] // (threads * v["min_blocks_per_sm"]) // 8 * 8)
+    need = live_registers(static, v)
+    if need > limit:
+        return f"about {need} registers a thread are live at once; {limit} are available"
+    return None
+
+
+def live_registers(static: Static, v: Mapping[str, Value]) -> int:
+    """Registers that the tiles of one thread take, plus what addresses and statistics need at the least."""
+    tiles_m = v["block_m"] // 16
+    scores = tiles_m * v["block_n"] // 8 * 4
+    output = tiles_m * math.ceil(static.head_dim_v / 16) * 2 * 4
+    q = tiles_m * math.ceil(static.head_dim / 16) * 4 if v["q_in_registers"] else 0
+    return output + scores + q + 40
+
+
+def tile_bytes(rows: int, columns: int) -> int:
+    return rows * math.ceil(columns / PANEL) * PANEL * 2
+
+
+def stage_bytes(static: Static, v: Mapping[str, Value]) -> int:
+    return tile_bytes(v["block_n"], static.head_dim) + tile_bytes(v["block_n"], static.head_dim_v)
+
+
+def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
+    streaming = tile_bytes(v["block_m"], static.head_dim) + v["num_warps"] * v["num_stages"] * stage_bytes(static, v)
+    merging = v["num_warps"] * v["block_m"] * ((static.head_dim_v + 8) * 4 + 8) + 16
+    return max(streaming, merging, COMBINE_BYTES)
+
+
+class DecodeMma(DecodeKernel):
+    name = "decode_mma"
+    template = "decode_mma.cu.j2"
+    summary = "tensor cores through mma.sync, split over keys; fp16 and bf16"
+    min_arch = 80
+    dtypes = ("bf16", "fp16")
+    parameters = (
+        Parameter("block_m", (16, 32, 64), "compile", "(query, head) rows that share what a block reads"),
+        Parameter("block_n", (16, 32, 64), "compile", "keys of a warp's tile"),
+        Parameter("num_warps", (1, 2, 4, 8), "compile", "warps of a block, which deal out the tiles"),
+        Parameter("num_stages", (2, 3, 4, 6, 8), "compile", "buffers of K and V that each warp has in flight"),
+        Parameter("q_in_registers", (True, False), "compile", "keep Q in registers, not in shared memory"),
+        Parameter("l2_prefetch", (128, 256), "compile", "bytes that a 16-byte copy has L2 fetch"),
+        Parameter("min_blocks_per_sm", (1, 2, 3, 4), "compile", "blocks per SM that the register allocator makes room for"),
+        Parameter("smem_bytes", (), "compile", "dynamic shared memory that the launch requests", derived=True),
+        Parameter("pieces", (64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048, 3072, 4096), "launch",
+                  "about how many blocks share the work"),
+        Parameter("last_block_merges", (True, False), "launch", "the last block to arrive merges splits, not a second kernel"),
+    )
+    rules = (shared_memory, registers)
+    fields = DECODE_FIELDS
+
+    def reject(self, problem: Problem, gpu: Gpu) -> str | None:
+        for name in ("head_dim", "head_dim_v"):
+            value = getattr(problem, name)
+            if value % 8 or not 16 <= value <= 256:
+                return f"{name} is {value}; it takes multiples of 8 from 16 to 256"
+        return super().reject(problem, gpu)
+
+    def derive(self, static: Static, values: Mapping[str, Value]) -> dict[str, Value]:
+        return {"smem_bytes": smem_bytes(static, values)}
+
+    def default(self, problem: Problem, gpu: Gpu) -> Config:
+        """As many bytes in flight as an SM can hold with room to spare (notes on Little's law: 25 KB are the least for an
+        H200, 40 KB good), and two pieces for each block that is resident."""
+        block_m = 16 if rows_of(problem) <= 16 or problem.head_dim_v > 128 else 32
+        small = problem.compulsory_bytes < 32e6
+        for num_warps, num_stages, blocks in ((4, 4, 2), (4, 3, 2), (4, 2, 2), (4, 2, 1), (2, 2, 1), (1, 2, 1)):
+            values = dict(block_m=block_m, block_n=16, num_warps=num_warps, num_stages=num_stages, q_in_registers=block_m == 16,
+                          l2_prefetch=128, min_blocks_per_sm=blocks, pieces=256 if small else 1024, last_block_merges=True)
+            config = self.config(problem.static, values)
+            if self.illegal(problem.static, config, gpu) is None:
+                break
+        return config
+
+    def block_rows(self, config: Config) -> int:
+        return config["block_m"]
+
+    def tile_keys(self, config: Config) -> int:
+        return config["block_n"]
+
+    def least_tiles(self, config: Config) -> int:
+        return config["num_warps"]
+
+    def plan(self, problem: Problem, config: Config) -> list[Step]:
+        """The pieces, and their merger if any block of it is needed."""
+        launches = self.launches(problem, config)
+        steps = [Step(self.name, launches.grid, config["num_warps"] * WARP_SIZE, config["smem_bytes"])]
+        if not config["last_block_merges"]:
+            steps.append(Step("decode_combine", launches.combine, COMBINE_THREADS, COMBINE_BYTES))
+        return steps
+
+    def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
+        """Bytes over the bandwidth that the bytes in flight allow (Little's law), in whole rounds of blocks, and latencies:
+        launch, first load, merging."""
+        launches = self.launches(problem, config)
+        threads = config["num_warps"] * WARP_SIZE
+        resident = max(1, min(gpu["registers_per_sm"] // (threads * max(registers, 24)),
+                              gpu["smem_per_sm_bytes"] // (config["smem_bytes"] + gpu["smem_reserved_bytes"]),
+                              gpu["threads_per_sm"] // threads, gpu["blocks_per_sm"]))
+        useful = (problem.head_dim + problem.head_dim_v) * 2 * config["block_n"] / stage_bytes(problem.static, config.values)
+        flying = config["num_warps"] * config["num_stages"] * stage_bytes(problem.static, config.values) * min(useful, 1)
+        busy = min(launches.grid, gpu.sms * resident)
+        bandwidth = min(0.92 * gpu["bandwidth_gb_s"] * 1e3, busy * flying / LATENCY_US)  # bytes per us
+        bytes_read = problem.compulsory_bytes * (1 + 0.1 * (row_tiles(problem, config["block_m"]) - 1))
+        rounds = launches.grid / (gpu.sms * resident)
+        tail = 1 + 0.1 * (math.ceil(rounds) / rounds - 1) if rounds > 1 else 1 + 0.1 * max(0.0, 1 - launches.grid / gpu.sms)
+        merging = 0.0
+        if launches.slots:
+            splits = launches.grid / (problem.batch * problem.heads_kv * row_tiles(problem, config["block_m"]))
+            merging = LATENCY_US + 0.02 * splits + (LAUNCH_US if launches.combine else LATENCY_US)
+            bytes_read += 2 * launches.slots * launches.rows * problem.head_dim_v * 4
+        return LAUNCH_US + 2 * LATENCY_US + bytes_read / bandwidth * tail + merging

@@ -1,0 +1,81 @@
+// Partial results of the same rows and different keys, put together: O, the row maximum (log2 units) and the row sum
+// relative to it, always in the order of the keys, so that the result is the same bit for bit however blocks ran.
+
+constexpr int COLUMNS_PER_THREAD = 8;
+constexpr int THREADS_PER_ROW = HEAD_DIM_V / COLUMNS_PER_THREAD;
+
+struct Partial {
+    float maximum = -INF, sum = 0, o[COLUMNS_PER_THREAD] = {};
+};
+
+DEVICE float weight_of(float maximum, float top) { return top == -INF ? 0 : exp2_approx(maximum - top); }
+
+// Where a block's partial result stands in the workspace.
+struct Workspace {
+    float *o, *statistics;
+    int rows;  // of a slot
+    DEVICE Workspace(const Params& p) : o(p.partial_o), statistics(p.partial_statistics),
+                                        rows(min_of(BLOCK_M, p.group * p.seqlen_q)) {}
+    DEVICE float* row(int slot, int r) const { return o + (i64(slot) * rows + r) * HEAD_DIM_V; }
+    DEVICE float* row_statistics(int slot, int r) const { return statistics + (i64(slot) * rows + r) * 2; }
+
+    DEVICE void store(int slot, int r, int column, const Partial& part) const {
+        float* to = row(slot, r) + column;
+        store_global_floats(to, {part.o[0], part.o[1], part.o[2], part.o[3]});
+        store_global_floats(to + 4, {part.o[4], part.o[5], part.o[6], part.o[7]});
+        if (column == 0) store_global_floats(row_statistics(slot, r), part.maximum, part.sum);
+    }
+};
+
+// Writes 8 columns of a finished row, sink included.
+DEVICE void finish(const Params& p, const Rows& rows, int row, int column, const Partial& whole) {
+    const int head = rows.head(p, row), query = rows.query(p, row);
+    const RowEnd end = finish_row(whole.maximum, whole.sum, sink_logit_log2(p.sinks, p.sink_dtype, head));
+    Chunk chunk;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) chunk.word[i] = pack2<Element>(whole.o[2 * i] * end.factor, whole.o[2 * i + 1] * end.factor);
+    store_global_16(p.out + rows.batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + column, chunk);
+    if (p.lse && column == 0) p.lse[(i64(rows.batch) * p.heads_q + head) * p.seqlen_q + query] = end.lse;
+}
+
+// Merges the splits of `rows`, with all THREADS threads of the block. Shared memory from `smem` on takes MAX_SPLITS * BLOCK_M
+// pairs of floats.
+template <int THREADS> DEVICE void merge_splits(const Params& p, const Rows& rows, const Cut& cut, u32 smem) {
+    const Workspace workspace(p);
+    const SharedArray<float> statistics{smem};
+    const int stride = unsplit_pieces(p), first = cut.first_piece + rows.unsplit;  // slots of the splits
+    for (int i = thread_id(); i < cut.splits * rows.count; i += THREADS) {
+        const int split = i / rows.count, row = i - split * rows.count;
+        float maximum, sum;
+        load_global_floats(workspace.row_statistics(first + split * stride, row), maximum, sum);
+        statistics.set(2 * i, maximum);
+        statistics.set(2 * i + 1, sum);
+    }
+    sync_block();
+    for (int i = thread_id(); i < rows.count * THREADS_PER_ROW; i += THREADS) {
+        const int row = i / THREADS_PER_ROW, column = i % THREADS_PER_ROW * COLUMNS_PER_THREAD;
+        Partial whole;
+        for (int split = 0; split < cut.splits; ++split)
+            whole.maximum = max_of(whole.maximum, statistics.get(2 * (split * rows.count + row)));
+        constexpr int AT_ONCE = 4;  // splits whose loads are in flight together
+        for (int begin = 0; begin < cut.splits; begin += AT_ONCE) {
+            Floats4 left[AT_ONCE], right[AT_ONCE];
+#pragma unroll
+            for (int s = 0; s < AT_ONCE; ++s) {
+                const float* from = workspace.row(first + min_of(begin + s, cut.splits - 1) * stride, row) + column;
+                left[s] = load_global_floats(from);
+                right[s] = load_global_floats(from + 4);
+            }
+#pragma unroll
+            for (int s = 0; s < AT_ONCE; ++s) {
+                if (begin + s >= cut.splits) break;
+                const int at = 2 * ((begin + s) * rows.count + row);
+                const float weight = weight_of(statistics.get(at), whole.maximum);
+                whole.sum += weight * statistics.get(at + 1);
+#pragma unroll
+                for (int c = 0; c < 4; ++c) whole.o[c] += weight * left[s].x[c], whole.o[4 + c] += weight * right[s].x[c];
+            }
+        }
+        finish(p, rows, row, column, whole);
+    }
+}

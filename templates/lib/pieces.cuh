@@ -1,0 +1,119 @@
+// Which part of which sequence a block works on, cut on the device from the lengths that stand there.
+//
+// The rows of one key/value head are packed: row r is query r / group of head r % group in the group, so that all of them
+// share K and V; a block takes BLOCK_M of them. The tiles of BLOCK_N keys that a sequence's queries see are cut into splits of
+// nearly equal size, about p.pieces over all sequences and heads, in proportion to their lengths. Neighbouring blocks
+// work on neighbouring heads of the same keys, because a cache keeps heads side by side. A piece's number is also its slot
+// in the workspace.
+constexpr int MAX_SPLITS = 4096 / BLOCK_M;
+
+// The sequence of a piece, and how it is cut.
+struct Cut {
+    int batch, length, splits;
+    int first_piece;  // of the sequence
+};
+
+template <typename T> DEVICE T total_in_warp(T x) {
+#pragma unroll
+    for (int mask = WARP_SIZE / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+    return x;
+}
+
+DEVICE int row_tiles(const Params& p) { return ceil_div(p.group * p.seqlen_q, BLOCK_M); }
+// Pieces of a sequence that is not split.
+DEVICE int unsplit_pieces(const Params& p) { return p.heads_kv * row_tiles(p); }
+
+DEVICE int length_of(const Params& p, int batch) {
+    return p.lengths ? max_of(min_of(p.lengths[batch], p.seqlen_k), 0) : p.seqlen_k;
+}
+DEVICE int first_tile_key(const Mask& mask) { return mask.key_begin(0) / BLOCK_N * BLOCK_N; }
+// Tiles of a sequence that some query sees.
+DEVICE int tile_count(const Params& p, int length) {
+    const Mask mask(p, p.seqlen_q, length);
+    const int end = mask.key_end(p.seqlen_q);
+    return end > mask.key_begin(0) ? ceil_div(end - first_tile_key(mask), BLOCK_N) : 0;
+}
+DEVICE int split_count(const Params& p, int tiles, int share) {
+    const int wanted = p.num_splits > 0 ? min_of(p.num_splits, tiles) : tiles / share;
+    return max_of(1, min_of(wanted, MAX_SPLITS));
+}
+// Tiles of a piece, from those of all sequences. At least one for each warp.
+DEVICE int tile_share(const Params& p, i64 tiles) {
+    return max_of(NUM_WARPS, int(min_of<i64>(ceil_div<i64>(tiles * unsplit_pieces(p), p.pieces), 1 << 30)));
+}
+
+// The first sequence for which passed(batch, pieces of all sequences up to and with it) holds; batch is p.batch if there is
+// none. All lanes of a warp call it.
+template <typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
+    const int unsplit = unsplit_pieces(p);
+    i64 tiles = 0;
+    for (int batch = lane_id(); batch < p.batch; batch += WARP_SIZE) tiles += tile_count(p, length_of(p, batch));
+    const int share = tile_share(p, total_in_warp(tiles));
+    int before = 0;
+    for (int batch = lane_id(); batch - lane_id() < p.batch; batch += WARP_SIZE) {
+        const int length = batch < p.batch ? length_of(p, batch) : 0;
+        const int splits = split_count(p, tile_count(p, length), share);
+        const int pieces = batch < p.batch ? splits * unsplit : 0;
+        int through = before + pieces;
+#pragma unroll
+        for (int distance = 1; distance < WARP_SIZE; distance *= 2) {
+            const int below = shuffle(through, max_of(lane_id() - distance, 0));
+            if (lane_id() >= distance) through += below - before;
+        }
+        const int lane = total_in_warp(int(batch >= p.batch || !passed(batch, through)));
+        if (lane < WARP_SIZE)
+            return {shuffle(batch, lane), shuffle(length, lane), shuffle(splits, lane), shuffle(through - pieces, lane)};
+        before = shuffle(through, WARP_SIZE - 1);
+    }
+    return {p.batch, 0, 1, before};
+}
+
+// The same where all sequences have p.seqlen_k keys.
+DEVICE Cut uniform_cut(const Params& p, int batch, int splits) {
+    return {min_of(batch, p.batch), p.seqlen_k, splits, batch * splits * unsplit_pieces(p)};
+}
+DEVICE int uniform_splits(const Params& p) {
+    const int tiles = tile_count(p, p.seqlen_k);
+    return split_count(p, tiles, tile_share(p, i64(tiles) * p.batch));
+}
+
+DEVICE Cut cut_of_piece(const Params& p, int piece) {
+    if (p.lengths) return find_cut(p, [&](int, int through) { return piece < through; });
+    const int splits = uniform_splits(p);
+    return uniform_cut(p, piece / (splits * unsplit_pieces(p)), splits);
+}
+DEVICE Cut cut_of_batch(const Params& p, int wanted) {
+    if (p.lengths) return find_cut(p, [&](int batch, int) { return batch >= wanted; });
+    return uniform_cut(p, wanted, uniform_splits(p));
+}
+
+// The packed rows that share K and V: those of one sequence, key/value head and tile of rows.
+struct Rows {
+    int batch, head_kv;
+    int begin, count;  // packed rows
+    int unsplit;       // number of (head, row tile) within the sequence
+
+    DEVICE Rows(const Params& p, int sequence, int number) : batch(sequence), unsplit(number) {
+        const int tiles = row_tiles(p);
+        head_kv = number / tiles;
+        begin = (number - head_kv * tiles) * BLOCK_M;
+        count = min_of(BLOCK_M, p.group * p.seqlen_q - begin);
+    }
+    DEVICE int query(const Params& p, int row) const { return (begin + row) / p.group; }
+    DEVICE int head(const Params& p, int row) const { return head_kv * p.group + (begin + row) % p.group; }
+};
+
+// A block's part of the work: split `split` of `cut.splits`, for the rows `rows`.
+struct Piece {
+    Cut cut;
+    int split;
+    Rows rows;
+    int tile_begin, tile_end;  // counted from the sequence's first tile
+
+    DEVICE Piece(const Params& p, const Cut& sequence, int within)
+        : cut(sequence), split(within / unsplit_pieces(p)), rows(p, sequence.batch, within % unsplit_pieces(p)) {
+        const i64 tiles = tile_count(p, cut.length);
+        tile_begin = int(split * tiles / cut.splits);
+        tile_end = int((split + 1) * tiles / cut.splits);
+    }
+};
