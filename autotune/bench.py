@@ -1,6 +1,6 @@
 """autotune beside other libraries: the same inputs in the same process, in alternating order, by the same timing code.
 
-`run` measures (it needs a GPU and torch), the rest makes tables and files of what came out. A row without a peer is no row.
+`run` measures (it needs a GPU; peers need torch), `benchreport` makes tables and files of what came out.
 """
 
 from __future__ import annotations
@@ -8,59 +8,62 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
 from .config import Config
 from .gpu import Gpu
 from .peers import PEERS, Peer
 from .problem import Problem
-from .tables import table, tflops
 
 OURS = "autotune"
 
 
 class BenchError(RuntimeError):
-    """A comparison that cannot be made, or one that must not be because our result is wrong."""
+    """A comparison that cannot be made."""
 
 
 @dataclass(frozen=True)
 class Timing:
     """One library on one problem. `error_ratio` is its error / the error that our own check allows."""
 
-    time_us: float  # median
-    spread: float  # of the samples, relative
+    time_us: float  # median of the runs' medians
+    spread: float  # of the samples of a run, relative; the largest of the runs
     samples: int
     sm_clock_mhz: int | None
     error_ratio: float
     policy: str
+    runs_us: tuple[float, ...] = ()
+    peak_bytes: int = 0  # device memory: inputs, output and what else a call allocates
+    note: str = ""  # what it did not compute, such as "no sink"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One problem: our config and time, and each peer's time."""
+    """One problem: our config and time, and each peer's time, if any."""
 
     problem: Problem
     config: Config
     match: str  # tier and evidence of the lookup
     ours: Timing
     peers: Mapping[str, Timing]
+    why: str = ""  # the lookup's reason, in words
 
     @property
-    def best_peer(self) -> str:
-        return min(self.peers, key=lambda name: self.peers[name].time_us)
+    def best_peer(self) -> str | None:
+        return min(self.peers, key=lambda name: self.peers[name].time_us, default=None)
 
     @property
-    def ratio(self) -> float:
-        """Time of the fastest peer / ours: above 1, ours is faster."""
-        return self.peers[self.best_peer].time_us / self.ours.time_us
+    def ratio(self) -> float | None:
+        """Time of the fastest peer / ours: above 1, ours is faster. None without peers."""
+        return self.peers[self.best_peer].time_us / self.ours.time_us if self.peers else None
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a run measured and under which conditions. `skipped` has (problem, peer, why it did not take part)."""
+    """What a run measured and under which conditions. `skipped` has (problem, who, why it did not take part); where that is
+    autotune itself, something is wrong. `groups` has the problems that a name in the summary stands for."""
 
     gpu: str
     rows: tuple[Row, ...]
@@ -69,14 +72,32 @@ class Report:
     versions: Mapping[str, str]
     command: str
     date: str
+    groups: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
 
     @property
-    def geomean(self) -> float:
-        return math.exp(sum(math.log(row.ratio) for row in self.rows) / len(self.rows))
+    def failed(self) -> tuple[tuple[Problem, str, str], ...]:
+        """Those of `skipped` in which autotune itself did not do what it should."""
+        return tuple(entry for entry in self.skipped if entry[1] == OURS)
 
     @property
-    def worst(self) -> float:
-        return min(row.ratio for row in self.rows)
+    def geomean(self) -> float | None:
+        """Geometric mean of the rows' ratios. None if no row has a peer, as for `worst`."""
+        return _geomean(self.rows)
+
+    @property
+    def worst(self) -> float | None:
+        return min((row.ratio for row in self.rows if row.peers), default=None)
+
+    @property
+    def summary(self) -> dict[str, float | None]:
+        """geomean and worst of all rows, then the geomean of each of `groups` (None where no row of it was measured)."""
+        grouped = {name: _geomean([row for row in self.rows if row.problem in group]) for name, group in self.groups.items()}
+        return {"geomean": self.geomean, "worst": self.worst, **grouped}
+
+
+def _geomean(rows: Sequence[Row]) -> float | None:
+    logs = [math.log(row.ratio) for row in rows if row.peers]
+    return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def peers_of(text: str) -> list[Peer]:
@@ -88,79 +109,48 @@ def peers_of(text: str) -> list[Peer]:
     return [PEERS[name] for name in names]
 
 
-def run(problems: Sequence[Problem], peers: Sequence[Peer], gpu: Gpu, progress: Callable[[str], None]) -> Report:
-    """Times every problem that at least one peer can compute, on CUDA device 0, which is `gpu`.
+def run(problems: Sequence[Problem], peers: Sequence[Peer], gpu: Gpu, progress: Callable[[str], None],
+        groups: Mapping[str, tuple[Problem, ...]] | None = None, alone: bool = False) -> Report:
+    """Times every problem that at least one peer can compute, or with `alone` all of them, on CUDA device 0, which is `gpu`.
 
-    Raises `BenchError` if a peer is not installed, if our result for a problem is wrong, or if no problem has a peer.
+    Raises `BenchError` if a peer is not installed, or if nothing could be measured.
     """
     if missing := next(filter(None, (peer.missing() for peer in peers)), None):
         raise BenchError(missing)
     from . import benchrun, timing
 
-    rows, skipped = [], []
-    for problem in problems:
-        able = []
-        for peer in peers:
-            if reason := peer.reject(problem):
-                skipped.append((problem, peer.name, reason))
-            else:
-                able.append(peer)
-        if not able:
-            continue
-        row, failed = benchrun.measure_row(problem, able, gpu)
+    rows, skipped, work = [], [], []
+    for problem in dict.fromkeys(problem.simplified() for problem in problems):
+        reasons = {peer.name: peer.reject(problem) for peer in peers}
+        skipped += [(problem, name, reason) for name, reason in reasons.items() if reason]
+        able = [peer for peer in peers if not reasons[peer.name]]
+        if able or alone:
+            work.append((problem, able))
+    if work:
+        progress(f"compiling what {len(work)} problems need")
+        benchrun.get_ready([problem for problem, _ in work], peers)
+    for problem, able in work:
+        row, failed = _measured(benchrun.measure_row, problem, able, gpu)
         benchrun.release()
         skipped += [(problem, name, reason) for name, reason in failed]
-        if row:
+        if row and (row.peers or alone):
             rows.append(row)
-            progress(f"{problem}: {row.ratio:.3f} x {row.best_peer}")
+            progress(f"{problem}: " + (f"{row.ratio:.3f} x {row.best_peer}" if row.peers else f"{row.ours.time_us:.1f} us"))
     if not rows:
-        reasons = "; ".join(f"{name} cannot compute {problem}: {why}" for problem, name, why in skipped[:3])
-        raise BenchError(f"nothing to compare: {reasons}")
-    return Report(gpu.name, tuple(rows), tuple(skipped), timing.conditions(), benchrun.versions(), _command(),
-                  datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"))
+        reasons = "; ".join(f"{name} and {problem}: {why}" for problem, name, why in skipped[:3])
+        raise BenchError(f"nothing could be measured: {reasons}")
+    return Report(gpu.name, tuple(rows), tuple(skipped), timing.conditions(), benchrun.versions(peers), _command(),
+                  datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"), groups or {})
 
 
-def show(report: Report) -> str:
-    """The report as a table in TFLOP/s, with the summary below it."""
-    names = list(dict.fromkeys(name for row in report.rows for name in row.peers))
-    lines = []
-    for row in report.rows:
-        times = [timing and timing.time_us for timing in (row.ours, *map(row.peers.get, names))]
-        lines.append((row.problem, f"{row.ours.time_us:.1f}", *(tflops(row.problem, time) for time in times), f"{row.ratio:.3f}"))
-    header = ("problem", "us", *(f"{name} TFLOP/s" for name in (OURS, *names)), "peer time / ours")
-    notes = [f"not shown: {problem} against {name}: {reason}" for problem, name, reason in report.skipped]
-    summary = f"geomean {report.geomean:.3f}, worst {report.worst:.3f}, {len(report.rows)} problems on {report.gpu}"
-    return "\n".join([table(header, lines), summary, *notes])
-
-
-def write(report: Report, path: Path) -> None:
-    """Writes the report as YAML. Raises `BenchError` if the file cannot be written."""
-    import yaml
-
-    entries = {row.problem.text: {
-        "ratio": _round(row.ratio), "config": row.config.as_dict(), "match": row.match, OURS: _entry(row.problem, row.ours),
-        **{name: _entry(row.problem, timing) for name, timing in row.peers.items()}} for row in report.rows}
-    data = {"summary": {"geomean": _round(report.geomean), "worst": _round(report.worst)}, "gpu": report.gpu,
-            "date": report.date, "command": report.command, "versions": dict(report.versions),
-            "conditions": dict(report.conditions), "problems": entries}
-    if report.skipped:
-        data["left_out"] = [{"problem": problem.text, "peer": name, "reason": reason} for problem, name, reason in report.skipped]
-    header = ("# Peer time / ours: above 1, ours is faster. Ratios are against the fastest peer of the row. Times are medians\n"
-              "# in microseconds; TFLOP/s do not count masked pairs; error_ratio is error / the error that the check allows.\n")
+def _measured(measure, problem: Problem, able: Sequence[Peer], gpu: Gpu):
+    """`measure_row`, with an error of ours as a reason like any other, so that the other rows are not lost."""
     try:
-        path.write_text(header + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=130))
-    except OSError as error:
-        raise BenchError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _entry(problem: Problem, timing: Timing) -> dict:
-    return {"time_us": _round(timing.time_us), "tflops": _round(problem.flops / timing.time_us * 1e-6),
-            "spread": _round(timing.spread), "samples": timing.samples, "sm_clock_mhz": timing.sm_clock_mhz,
-            "policy": timing.policy, "error_ratio": _round(timing.error_ratio)}
-
-
-def _round(value: float) -> float:
-    return float(f"{value:.4g}")
+        return measure(problem, able, gpu)
+    except Exception as error:
+        if not type(error).__module__.startswith(f"{__package__}."):
+            raise
+        return None, [(OURS, " ".join(str(error).split()))]
 
 
 def _command() -> str:

@@ -21,7 +21,7 @@ COMMANDS = ("tune", "lookup", "source", "verify", "bench", "build", "db", "gpus"
 USER_ERRORS = frozenset((
     "AttentionError", "BenchError", "CacheError", "CompileError", "CompilerMissing", "ConfigError", "DatabaseError", "GpuError",
     "LaunchError", "ModelError", "NoKernelError", "ProblemError", "RecordError", "StoreError", "ToolMissing", "TuneError",
-    "UsageError", "WorkerError",
+    "UsageError", "WorkerError", "WorkloadError",
 ))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -12,8 +12,11 @@ from .problem import Problem, ProblemError
 
 CATALOGUE = Path(__file__).with_name("models.yaml")
 
+# (batch, keys) of the decode problems of every model: one user and many, short and long.
+DECODE_SIZES = ((1, 4096), (1, 65536), (8, 8192), (64, 4096))
+
 _MODEL_FIELDS = {"title", "source", "layers", "dtype", "heads_q", "heads_kv", "head_dim", "attention"}
-_LAYER_FIELDS = {"layers", "prefill", "left", "sinks"}
+_LAYER_FIELDS = {"layers", "prefill", "left", "sinks", "softcap", "alibi"}
 
 
 class ModelError(ValueError):
@@ -22,27 +25,40 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True)
 class AttentionLayers:
-    """One kind of attention layer of a model: how many layers are of it, and its problem at each prompt length."""
+    """One kind of attention layer of a model: how many layers are of it, its window, and its problem at each prompt length."""
 
     name: str
     layers: int
     problems: tuple[Problem, ...]
+    left: int | None = None
 
 
 @dataclass(frozen=True)
 class Model:
-    """A public model's attention. `layers` is the sum over its kinds; `source` says where the shapes come from."""
+    """A public model's attention. `layers` is the sum over its kinds; `source` says where the shapes come from; `left_out`
+    has a sentence for each kind of layer that is none of these."""
 
     name: str
     title: str
     source: str
     layers: int
     attention: tuple[AttentionLayers, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """What to tune for this model: every kind of layer at every prompt length, batch 1."""
-        return tuple(problem for kind in self.attention for problem in kind.problems)
+        """What to tune for this model: every kind of layer at every prompt length, batch 1. Each once: a window that
+        covers a whole prompt is no window."""
+        return tuple(dict.fromkeys(problem for kind in self.attention for problem in kind.problems))
+
+    @property
+    def decode_problems(self) -> tuple[Problem, ...]:
+        """One new query for each sequence, at the `DECODE_SIZES`. None where keys and values have different head dims: such
+        models decode over compressed keys, which are another problem."""
+        return tuple(dict.fromkeys(
+            replace(problem, batch=batch, seqlen_q=1, seqlen_k=keys, window_left=kind.left).simplified()
+            for kind in self.attention for problem in kind.problems[:1] if problem.head_dim == problem.head_dim_v
+            for batch, keys in DECODE_SIZES))
 
 
 @lru_cache(maxsize=1)
@@ -68,19 +84,19 @@ def problems_of_model(name: str) -> tuple[Problem, ...]:
     return by_name(name).problems
 
 
-def read_model(name: str, entry: Mapping) -> Model:
-    """A `Model` from its entry in the catalogue. Raises `ModelError` naming the field that is wrong."""
-    _require_fields(name, entry, _MODEL_FIELDS, _MODEL_FIELDS)
+def read_model(name: str, entry: Mapping, where: str = CATALOGUE.name) -> Model:
+    """A `Model` from its entry in the file `where`. Raises `ModelError` naming the field that is wrong."""
+    _require_fields(f"{where}: {name}", entry, _MODEL_FIELDS, _MODEL_FIELDS | {"head_dim_v"})
     attention = []
     for kind, layer in entry["attention"].items():
-        _require_fields(f"{name}: {kind}", layer, {"layers", "prefill"}, _LAYER_FIELDS)
+        _require_fields(f"{where}: {name}: {kind}", layer, {"layers", "prefill"}, _LAYER_FIELDS)
         try:
             problems = tuple(_problem(entry, layer, length) for length in layer["prefill"])
         except ProblemError as error:
-            raise ModelError(f"{CATALOGUE.name}: {name}: {kind}: {error}") from None
-        attention.append(AttentionLayers(kind, layer["layers"], problems))
+            raise ModelError(f"{where}: {name}: {kind}: {error}") from None
+        attention.append(AttentionLayers(kind, layer["layers"], problems, layer.get("left")))
     if sum(kind.layers for kind in attention) != entry["layers"]:
-        raise ModelError(f"{CATALOGUE.name}: {name}: its kinds of attention have {sum(k.layers for k in attention)} layers "
+        raise ModelError(f"{where}: {name}: its kinds of attention have {sum(k.layers for k in attention)} layers "
                          f"together, but layers says {entry['layers']}")
     return Model(name, entry["title"], entry["source"], entry["layers"], tuple(attention))
 
@@ -88,12 +104,13 @@ def read_model(name: str, entry: Mapping) -> Model:
 def _problem(entry: Mapping, layer: Mapping, length: int) -> Problem:
     """A prompt of `length` tokens: as many keys as queries, causal."""
     return Problem(dtype=entry["dtype"], batch=1, heads_q=entry["heads_q"], heads_kv=entry["heads_kv"], seqlen_q=length,
-                   seqlen_k=length, head_dim=entry["head_dim"], window_left=layer.get("left"), window_right=0,
-                   sinks=layer.get("sinks", False))
+                   seqlen_k=length, head_dim=entry["head_dim"], head_dim_v=entry.get("head_dim_v", 0),
+                   window_left=layer.get("left"), window_right=0, softcap=float(layer.get("softcap", 0)),
+                   alibi=layer.get("alibi", False), sinks=layer.get("sinks", False)).simplified()
 
 
 def _require_fields(where: str, entry: object, needed: set[str], allowed: set[str]) -> None:
     if not isinstance(entry, Mapping):
-        raise ModelError(f"{CATALOGUE.name}: {where} is {entry!r}; it must be a mapping with {', '.join(sorted(needed))}")
+        raise ModelError(f"{where} is {entry!r}; it must be a mapping with {', '.join(sorted(needed))}")
     if wrong := (needed - entry.keys()) | (entry.keys() - allowed):
-        raise ModelError(f"{CATALOGUE.name}: {where}: these fields are missing or unknown: {', '.join(sorted(wrong))}")
+        raise ModelError(f"{where}: these fields are missing or unknown: {', '.join(sorted(wrong))}")

@@ -1,35 +1,40 @@
-"""Comparisons with other libraries: which peers may take part, and what the report says. Timing itself needs a GPU and torch."""
+"""Comparisons with other libraries: which peers take part, what a run keeps, what the report says. Timing itself needs a GPU."""
 
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
 import pytest
 import yaml
 
-from autotune import bench
+from autotune import bench, benchreport
 from autotune.bench import BenchError, Report, Row, Timing, peers_of
 from autotune.gpu import by_name
 from autotune.kernels import default_config
-from autotune.peers import PEERS
+from autotune.peers import PEERS, Peer
 from autotune.problem import Problem
 
 GPU = by_name("nvidia-h200")
 CAUSAL = Problem.parse("forward-bf16-b1-h32x8-q8192-k8192-d128-causal")
+SHORT = Problem.parse("forward-bf16-b16-h32x8-q128-k128-d128-causal")
+WINDOW = Problem.parse("forward-bf16-b1-h64x8-q8192-k8192-d64-causal-left127-sinks")
+
+KERNEL = default_config(CAUSAL, GPU).kernel
 
 
 def timing(time_us: float) -> Timing:
-    return Timing(time_us, 0.001, 21, 1980, 0.4, "graph over 4 input sets")
+    return Timing(time_us, 0.001, 21, 1980, 0.4, "graph over 4 input sets", (time_us, time_us + 1, time_us + 2), 84_000_000)
 
 
 def row(problem: Problem, ours: float, **peers: float) -> Row:
     return Row(problem, default_config(problem, GPU), "default, predicted", timing(ours),
-               {name.replace("_", "-"): timing(time) for name, time in peers.items()})
+               {name.replace("_", "-"): timing(time) for name, time in peers.items()}, "nothing better is known")
 
 
-def report(*rows: Row, skipped=()) -> Report:
+def report(*rows: Row, skipped=(), groups=None) -> Report:
     return Report("nvidia-h200", rows, tuple(skipped), {"driver": "580.1", "other_processes": 0}, {"torch": "2.9.0"},
-                  "autotune bench ...", "2026-01-31 12:00:00 UTC")
+                  "autotune bench ...", "2026-01-31 12:00:00 UTC", groups or {})
 
 
 def test_a_ratio_is_against_the_fastest_peer_of_the_row():
@@ -37,33 +42,58 @@ def test_a_ratio_is_against_the_fastest_peer_of_the_row():
     assert one.best_peer == "sdpa-cudnn" and one.ratio == pytest.approx(1.1)
 
 
-def test_the_summary_is_the_geometric_mean_and_the_worst():
-    both = report(row(CAUSAL, 100.0, sdpa_flash=200.0), row(CAUSAL, 100.0, sdpa_flash=50.0))
-    assert both.geomean == pytest.approx(1.0) and both.worst == 0.5
+def test_the_summary_is_the_geometric_mean_and_the_worst_of_all_and_of_each_group():
+    both = report(row(CAUSAL, 100.0, sdpa_flash=200.0), row(SHORT, 100.0, sdpa_flash=50.0),
+                  groups={"short": (SHORT,), "window": (WINDOW,)})
+    assert both.summary == {"geomean": pytest.approx(1.0), "worst": 0.5, "short": pytest.approx(0.5), "window": None}
+
+
+def test_a_row_without_a_peer_has_no_ratio_and_counts_nowhere():
+    alone = row(SHORT, 100.0)
+    assert alone.ratio is None and alone.best_peer is None and report(alone).summary == {"geomean": None, "worst": None}
+    assert report(alone, row(CAUSAL, 100.0, fa3=150.0)).geomean == pytest.approx(1.5)
 
 
 def test_the_file_has_summary_versions_conditions_and_command(tmp_path):
     path = tmp_path / "result.yaml"
-    bench.write(report(row(CAUSAL, 1000.0, sdpa_flash=1234.56789), skipped=[(CAUSAL, "sdpa-cudnn", "it fails")]), path)
+    benchreport.write(report(row(CAUSAL, 1000.0, sdpa_flash=1234.56789), row(SHORT, 10.0),
+                             skipped=[(SHORT, "sdpa-cudnn", "it fails"), (WINDOW, "autotune", "our result is wrong")]), path)
     data = yaml.safe_load(path.read_text())
-    assert data["summary"] == {"geomean": 1.235, "worst": 1.235}
+    assert data["summary"] == {"geomean": 1.235, "worst": 1.235, "failed": 1}
     assert data["versions"]["torch"] == "2.9.0" and data["conditions"]["driver"] == "580.1"
-    assert data["command"] == "autotune bench ..."
+    assert data["command"] == "autotune bench ..." and list(data["problems"]) == [CAUSAL.text]
     entry = data["problems"][CAUSAL.text]
     assert entry["sdpa-flash"]["time_us"] == 1235.0 and entry["autotune"]["tflops"] == pytest.approx(549.8, abs=1)
-    assert entry["config"]["kernel"] == "forward_mma" and isinstance(entry["autotune"]["spread"], float)
-    assert data["left_out"] == [{"problem": CAUSAL.text, "peer": "sdpa-cudnn", "reason": "it fails"}]
+    assert entry["config"]["kernel"] == KERNEL and isinstance(entry["autotune"]["spread"], float)
+    assert entry["best_peer"] == "sdpa-flash" and entry["autotune"]["runs_us"] == [1000.0, 1001.0, 1002.0]
+    assert data["left_out"][0] == {"problem": SHORT.text, "who": "sdpa-cudnn", "reason": "it fails"}
 
 
 def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path):
     with pytest.raises(BenchError, match="cannot be written"):
-        bench.write(report(row(CAUSAL, 1.0, sdpa_flash=1.0)), tmp_path / "missing" / "result.yaml")
+        benchreport.write(report(row(CAUSAL, 1.0, sdpa_flash=1.0)), tmp_path / "missing" / "result.yaml")
+    with pytest.raises(BenchError, match="no row has a peer"):
+        benchreport.write(report(row(CAUSAL, 1.0)), tmp_path / "result.yaml")
+    assert not list(tmp_path.iterdir())
 
 
-def test_the_table_shows_what_was_left_out():
-    text = bench.show(report(row(CAUSAL, 1000.0, sdpa_flash=1500.0), skipped=[(CAUSAL, "sdpa-cudnn", "it fails")]))
-    assert "1.500" in text and "550" in text and "geomean 1.500, worst 1.500" in text
-    assert f"not shown: {CAUSAL} against sdpa-cudnn: it fails" in text
+def test_the_table_shows_what_people_ask_for_and_what_was_left_out():
+    text = benchreport.show(report(row(CAUSAL, 1000.0, sdpa_flash=1500.0), skipped=[(CAUSAL, "sdpa-cudnn", "it fails")]), GPU)
+    ours, peers, summary, why, skipped = text.split("\n\n")
+    # 549.8 TFLOP/s of 1070.5; q and out 64 MB each, k and v 16 MB each; 8192 tokens in a millisecond
+    assert ours.splitlines()[2].split() == [CAUSAL.text, "1000", "550", "51%", "168", "8.19e+06", "84", KERNEL, "default,",
+                                            "predicted"]
+    assert peers.splitlines()[2].split() == [CAUSAL.text, "1000", "1500", "1.500"]
+    assert summary.startswith("geomean 1.500, worst 1.500:")
+    assert why == f"{CAUSAL} ran {KERNEL}: nothing better is known"
+    assert skipped == f"not shown: {CAUSAL} by sdpa-cudnn: it fails"
+
+
+def test_a_peer_that_computed_less_says_so():
+    less = Timing(1500.0, 0.001, 21, 1980, 0.4, "graph", note="no sink")
+    tuned = Row(WINDOW, default_config(WINDOW, GPU), "exact, measured", timing(1000.0), {"fa3": less})
+    text = benchreport.show(report(tuned), GPU)
+    assert "1500 (no sink)" in text and " ran " not in text
 
 
 @pytest.mark.parametrize("text, reason", [
@@ -80,8 +110,110 @@ def test_what_sdpa_cannot_compute(text, reason):
         assert said is None if reason is None else reason in said
 
 
+@pytest.mark.parametrize("name, text, reason", [
+    ("fa3", "forward-bf16-b1-h32x8-q512-k8192-d128-causal", None),
+    ("fa3", "forward-bf16-b2-h16x16-q8192-k8192-d192x128-causal", None),
+    ("fa3", "forward-bf16-b1-h64x8-q8192-k8192-d64-causal-sinks", "no sinks"),
+    ("fa3", WINDOW.text, None),
+    ("fa4", "forward-bf16-b1-h64x8-q8192-k8192-d64-causal-sinks", None),
+    ("fa4", "forward-bf16-b1-h16x8-q8192-k8192-d256-causal-softcap50", None),
+    ("fa4", "forward-bf16-b1-h16x8-q8192-k8192-d128-causal-alibi", "no alibi"),
+    ("fa3", "forward-bf16-b1-h16x8-q8192-k8192-d260-causal", "head dims to 256"),
+    ("fa4", "forward-bf16-b1-h16x8-q8192-k8192-d100-causal", "multiples of 8"),
+    ("fa3", "forward-bf16-b1-h16x8-q8192-k8192-d64-causal-varlen", "dense keys"),
+])
+def test_what_flash_attention_cannot_compute(name, text, reason):
+    said = PEERS[name].reject(Problem.parse(text))
+    assert said is None if reason is None else reason in said
+
+
+def test_fa3_computes_a_window_with_sinks_without_them_and_says_so():
+    served, note = PEERS["fa3"].serves(WINDOW)
+    assert note == "no sink" and not served.sinks and served.window_left == 127 and WINDOW.sinks
+    assert PEERS["fa3"].serves(CAUSAL) == (CAUSAL, "") and PEERS["fa4"].serves(WINDOW) == (WINDOW, "")
+
+
+def fake_library(monkeypatch, name: str, result) -> list:
+    """A module called `name` whose flash_attn_func records its calls and returns `result`."""
+    calls = []
+    for part in ("flash_attn", name):
+        monkeypatch.setitem(sys.modules, part, ModuleType(part))
+    sys.modules[name].flash_attn_func = lambda *arrays, **options: calls.append((arrays, options)) or result
+    return calls
+
+
+def test_how_fa3_is_called(monkeypatch):
+    calls = fake_library(monkeypatch, "flash_attn_interface", ("out", "lse"))
+    assert PEERS["fa3"].make(PEERS["fa3"].serves(WINDOW)[0], None)("q", "k", "v") == "out"
+    assert PEERS["fa3"].make(Problem(seqlen_q=8, seqlen_k=8, softcap=30.0), None)("q", "k", "v") == "out"
+    assert calls == [(("q", "k", "v"), {"causal": True, "window_size": (127, 0)}),
+                     (("q", "k", "v"), {"causal": False, "window_size": (-1, -1), "softcap": 30.0})]
+
+
+def test_how_fa4_is_called(monkeypatch):
+    calls = fake_library(monkeypatch, "flash_attn.cute", "out")
+    torch = ModuleType("torch")
+    torch.bfloat16 = "bfloat16"
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+    class Sinks:
+        def to(self, dtype):
+            return f"sinks as {dtype}"
+
+    assert PEERS["fa4"].make(WINDOW, Sinks())("q", "k", "v") == "out"
+    assert PEERS["fa4"].make(CAUSAL, None)("q", "k", "v") == "out"
+    assert calls == [(("q", "k", "v"), {"causal": True, "window_size": (127, 0), "learnable_sink": "sinks as bfloat16"}),
+                     (("q", "k", "v"), {"causal": True, "window_size": (None, 0)})]
+
+
+def fake_run(monkeypatch, rows: dict):
+    """`bench.run` with a GPU part that knows its rows: problem -> Row, or an exception."""
+    from autotune import timing as timing_module
+
+    part = ModuleType("autotune.benchrun")
+
+    def measure_row(problem, peers, gpu):
+        result = rows[problem]
+        if isinstance(result, Exception):
+            raise result
+        return result, []
+
+    part.measure_row, part.release, part.get_ready = measure_row, lambda: None, lambda problems, peers: None
+    part.versions = lambda peers: {}
+    monkeypatch.setitem(sys.modules, "autotune.benchrun", part)
+    monkeypatch.setattr("autotune.benchrun", part, raising=False)
+    monkeypatch.setattr(timing_module, "conditions", lambda: {})
+    peer = Peer("sdpa-flash", "sys", "", PEERS["sdpa-flash"].reject, None)
+    monkeypatch.setattr(Peer, "missing", lambda self: None)
+    return lambda **options: bench.run(list(rows), [peer], GPU, lambda text: None, **options)
+
+
+def test_a_row_of_ours_that_fails_does_not_cost_the_others(monkeypatch):
+    from autotune.arrays import AttentionError
+
+    run = fake_run(monkeypatch, {CAUSAL: row(CAUSAL, 1.0, sdpa_flash=2.0), SHORT: AttentionError("no kernel\nfits")})
+    result = run()
+    assert [r.problem for r in result.rows] == [CAUSAL] and result.failed == ((SHORT, "autotune", "no kernel fits"),)
+    assert result.summary["worst"] == 2.0
+
+
+def test_an_error_that_is_not_ours_is_a_bug_and_stops_the_run(monkeypatch):
+    with pytest.raises(KeyError):
+        fake_run(monkeypatch, {CAUSAL: KeyError("a bug")})()
+
+
+def test_problems_without_a_peer_are_left_out_or_stand_alone(monkeypatch):
+    run = fake_run(monkeypatch, {CAUSAL: row(CAUSAL, 1.0, sdpa_flash=2.0), WINDOW: row(WINDOW, 3.0)})
+    compared = run()
+    assert [r.problem for r in compared.rows] == [CAUSAL] and compared.skipped == ((WINDOW, "sdpa-flash", "it has no sinks"),)
+    assert not compared.failed
+    assert [r.problem for r in run(alone=True).rows] == [CAUSAL, WINDOW]
+    with pytest.raises(BenchError, match="nothing could be measured: sdpa-flash and .*: it has no sinks"):
+        fake_run(monkeypatch, {WINDOW: row(WINDOW, 3.0)})()
+
+
 def test_unknown_and_missing_peers(monkeypatch):
-    with pytest.raises(BenchError, match="no peer is called 'fa9'; known are sdpa-flash, sdpa-cudnn"):
+    with pytest.raises(BenchError, match="no peer is called 'fa9'; known are sdpa-flash, sdpa-cudnn, fa3, fa4"):
         peers_of("sdpa-flash,fa9")
     with pytest.raises(BenchError, match="no peer is called"):
         peers_of(",")
@@ -100,5 +232,18 @@ def test_a_comparison_on_the_gpu(tmp_path):
     result = bench.run([small, sinks], peers_of("sdpa-flash"), detect(), print)
     assert [row.problem for row in result.rows] == [small] and result.skipped[0][2] == "it has no sinks"
     assert result.rows[0].ours.time_us > 0 and result.rows[0].ratio > 0.2
-    bench.write(result, tmp_path / "result.yaml")
+    benchreport.write(result, tmp_path / "result.yaml")
     assert yaml.safe_load((tmp_path / "result.yaml").read_text())["summary"]["worst"] > 0.2
+
+
+@pytest.mark.gpu
+def test_ours_alone_on_the_gpu_without_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "autotune.benchrun", raising=False)
+    from autotune.gpu import detect
+
+    problem = Problem.parse("forward-bf16-b2-h8x2-q1024-k1024-d128-causal-sinks")
+    result = bench.run([problem], [], detect(), print, alone=True)
+    monkeypatch.delitem(sys.modules, "autotune.benchrun", raising=False)
+    assert result.rows[0].ours.time_us > 0 and result.rows[0].ours.error_ratio <= 1
+    assert result.rows[0].ours.peak_bytes >= problem.compulsory_bytes

@@ -83,7 +83,7 @@ def test_a_malformed_problem(capsys, homes, command, text, saying):
 
 @pytest.mark.parametrize("command", [("tune",), ("verify",), ("bench", "--against", "sdpa-flash")])
 def test_an_unknown_model(capsys, homes, command):
-    refuses(capsys, homes, *command, "--model", "llama-9", saying="known are llama-3-8b, gpt-oss-120b")
+    refuses(capsys, homes, *command, "--model", "llama-9", saying="known are llama-3-8b, llama-3-70b")
 
 
 @pytest.mark.parametrize("command", [("tune", "--problem"), ("lookup",), ("source",)])
@@ -98,7 +98,7 @@ def test_a_head_dim_that_no_kernel_takes(capsys, homes, command):
 
 
 @pytest.mark.parametrize("config, saying", [
-    ("forward_wgmma block_m=128", "kernel is 'forward_wgmma'; known are forward_mma, forward_simt"),
+    ("forward_magic block_m=128", "kernel is 'forward_magic'; known are forward_wgmma, forward_mma, forward_simt"),
     ("forward_mma block_m", "is not NAME=VALUE"),
     ("forward_mma block_m=7", "block_m"),
     ("forward_mma block_m=128;system(1)", "legal values are"),
@@ -127,13 +127,20 @@ def test_no_gpu_where_one_is_needed(capsys, homes, no_gpu, command):
 @pytest.mark.parametrize("arguments, saying", [
     ((), "COMMAND"),
     (("tunes",), "invalid choice: 'tunes'"),
-    (("tune",), "--model --problem"),
+    (("tune",), "--model --model-config --workload --problem"),
     (("tune", "--model", "llama-3-8b", "--effort", "huge"), "'quick', 'full'"),
     (("tune", "--model", "llama-3-8b", "--problem", LLAMA), "not allowed with"),
     (("verify",), "name at least one problem"),
     (("source", LLAMA, "--ptx", "--sass"), "not allowed with"),
-    (("bench", LLAMA), "--against"),
-    (("bench", LLAMA, "--against", "cublas"), "sdpa-flash, sdpa-cudnn"),
+    (("bench", LLAMA, "--against", "cublas"), "known are sdpa-flash, sdpa-cudnn, fa3, fa4"),
+    (("bench", LLAMA, "--decode"), "--decode needs a model"),
+    (("bench", "--model", "deepseek-v3", "--decode"), "compressed keys"),
+    (("bench", LLAMA, "--out", "/nowhere/result.yaml"), "the folder /nowhere does not exist"),
+    (("bench", LLAMA, "--plot", "result.txt"), "its name must end in .png, .svg, .pdf"),
+    (("verify", "--workload", "/nowhere.yaml"), "/nowhere.yaml cannot be read"),
+    (("tune", "--workload", "pyproject.toml"), "is not YAML"),
+    (("tune", "--model-config", "/nowhere/config.json"), "name a model's config.json or the folder it is in"),
+    (("bench", "--model-config", "pyproject.toml"), "is not JSON"),
     (("db",), "ACTION"),
     (("db", "check", "/nowhere/forward.yaml"), "/nowhere/forward.yaml does not exist"),
     (("db", "show", LLAMA), "no record of"),
@@ -317,7 +324,7 @@ def test_verify_says_what_is_wrong(capsys, homes, monkeypatch, ok, code):
     monkeypatch.setattr(verify, "verify", judged)
     assert run("verify", SMALL) == code
     out = capsys.readouterr().out
-    assert {kernel for _, kernel in checked} == {"forward_mma", "forward_simt"}
+    assert {kernel for _, kernel in checked} == {"forward_wgmma", "forward_mma", "forward_simt"}
     assert ("all are correct" in out) == ok and ("out is wrong in batch 0, head 1" in out) != ok
 
 

@@ -23,11 +23,38 @@ def test_gpt_oss_alternates_full_and_sliding_layers_with_sinks():
     assert all(p.sinks and p.causal and (p.heads_q, p.heads_kv, p.head_dim) == (64, 8, 64) for p in model.problems)
 
 
-def test_the_catalogue_is_about_a_dozen_problems_each_once_with_a_source():
-    problems = [p for model in catalogue().values() for p in model.problems]
-    assert 10 <= len(problems) <= 14 and len(set(problems)) == len(problems)
-    assert all(Problem.parse(p.text) == p for p in problems)
-    assert all(model.source and model.title for model in catalogue().values())
+def test_the_catalogue_has_the_models_each_with_a_source_and_few_enough_problems_to_tune():
+    models = catalogue()
+    assert list(models) == ["llama-3-8b", "llama-3-70b", "qwen-3-8b", "qwen-3-32b", "mistral-7b", "gemma-2-9b", "gemma-3-27b",
+                            "gpt-oss-20b", "gpt-oss-120b", "phi-3-mini", "deepseek-v3"]
+    problems = {p for model in models.values() for p in model.problems}
+    assert len(problems) <= 60 and all(Problem.parse(p.text) == p == p.simplified() for p in problems)
+    assert all("config.json of " in model.source and "://" not in model.source and model.title for model in models.values())
+    assert all(len(set(model.problems)) == len(model.problems) for model in models.values())
+
+
+@pytest.mark.parametrize("name, layers, texts", [
+    ("llama-3-70b", {"causal": 80}, ["forward-bf16-b1-h64x8-q8192-k8192-d128-causal"]),
+    ("qwen-3-32b", {"causal": 64}, ["forward-bf16-b1-h64x8-q8192-k8192-d128-causal"]),
+    ("mistral-7b", {"sliding": 32}, ["forward-bf16-b1-h32x8-q1024-k1024-d128-causal",
+                                     "forward-bf16-b1-h32x8-q8192-k8192-d128-causal-left4095"]),
+    ("gemma-2-9b", {"sliding": 21, "causal": 21}, ["forward-bf16-b1-h16x8-q8192-k8192-d256-causal-left4095-softcap50"]),
+    ("gemma-3-27b", {"sliding": 52, "causal": 10}, ["forward-bf16-b1-h32x16-q32768-k32768-d128-causal-left1023"]),
+    ("gpt-oss-20b", {"sliding": 12, "causal": 12}, ["forward-bf16-b1-h64x8-q65536-k65536-d64-causal-left127-sinks"]),
+    ("phi-3-mini", {"sliding": 32}, ["forward-bf16-b1-h32x32-q4096-k4096-d96-causal-left2046"]),
+    ("deepseek-v3", {"causal": 61}, ["forward-bf16-b1-h128x128-q8192-k8192-d192x128-causal"]),
+])
+def test_published_shapes(name, layers, texts):
+    model = by_name(name)
+    assert {kind.name: kind.layers for kind in model.attention} == layers
+    assert set(texts) <= {p.text for p in model.problems}
+
+
+def test_decode_is_one_query_for_each_sequence():
+    assert [p.text for p in by_name("llama-3-8b").decode_problems] == [
+        f"forward-bf16-b{b}-h32x8-q1-k{n}-d128" for b, n in ((1, 4096), (1, 65536), (8, 8192), (64, 4096))]
+    assert {p.window_left for p in by_name("gpt-oss-20b").decode_problems} == {127, None}
+    assert by_name("deepseek-v3").decode_problems == ()  # its decode is over compressed keys
 
 
 def test_read_model_takes_each_kind_at_each_length():
@@ -50,5 +77,5 @@ def test_a_wrong_entry_is_named(change, words):
 
 
 def test_an_unknown_model_lists_the_known_ones():
-    with pytest.raises(ModelError, match="no model is called 'llama-9'; known are llama-3-8b, gpt-oss-120b"):
+    with pytest.raises(ModelError, match="no model is called 'llama-9'; known are llama-3-8b, llama-3-70b, qwen-3-8b"):
         by_name("llama-9")

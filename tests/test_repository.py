@@ -112,11 +112,12 @@ def test_shared_memory_is_one_dynamic_symbol():
 RECORDS = {"problem", "gpu", "config"}
 LAYERS = [  # a module may import its own layer and those before it, at the top of the file
     RECORDS,
-    {"kernels", "tables", "models"},
+    {"kernels", "tables", "models", "workloads", "hfconfig"},
     {"records", "dbfile", "database", "render", "compile", "launch", "listing", "measure", "numerics", "inputs", "reference",
-     "check", "arrays", "peers"},
+     "check", "arrays", "peers", "tensormap", "binding"},
     {"lookup"},
-    {"arguments", "plans", "attention", "explain", "build", "tuner", "doctor", "verify", "bench", "benchrun"},
+    {"arguments", "plans", "attention", "explain", "build", "tuner", "doctor", "verify", "bench", "benchrun", "benchreport",
+     "benchplot"},
     {"commands"},
     {"cli"},
 ]

@@ -1,7 +1,8 @@
-"""Times autotune beside other libraries: one process, the same inputs, alternating order, the same timing code.
+"""Times problems on the GPU: how fast, how near to the roofline, how much memory, which kernel ran; beside other libraries.
 
-Prints TFLOP/s and how many times as fast autotune is as the fastest of them. Every result is checked before it is timed.
-Peers: sdpa-flash and sdpa-cudnn (torch's scaled_dot_product_attention). A problem that no peer can compute is left out.
+All run in one process on the same inputs by turns, timed by the same code, and each result is checked before it is timed.
+Peers: sdpa-flash and sdpa-cudnn (torch's scaled_dot_product_attention), fa3 and fa4 (FlashAttention-3 and -4). Without
+--against, those that are installed take part; with it, a problem that none of the named can compute is left out.
 """
 
 from __future__ import annotations
@@ -9,29 +10,55 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import UsageError, add_problems, needed_gpu, problems_of
+from .common import UsageError, add_problems, needed_gpu, problems_of, workload_of
 
-SUMMARY = "time problems beside other libraries"
+SUMMARY = "time problems, beside other libraries"
+PLOT_FORMATS = (".png", ".svg", ".pdf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problems(parser)
-    parser.add_argument("--against", metavar="PEER[,PEER]", required=True, help="sdpa-flash, sdpa-cudnn or both")
+    parser.add_argument("--decode", action="store_true", help="with a model: one new token for each sequence, at several batch "
+                        "sizes and lengths, instead of prompts")
+    parser.add_argument("--against", metavar="PEER[,PEER]", help="these of sdpa-flash, sdpa-cudnn, fa3, fa4; or none")
     parser.add_argument("--out", metavar="FILE", type=Path, help="also write the result to this YAML file, such as "
-                        "benchmarks/results/forward-mma-h200.yaml")
+                        "benchmarks/results/forward-h200.yaml")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw the result; .png, .svg or .pdf (needs matplotlib)")
 
 
 def run(args: argparse.Namespace) -> int:
-    from .. import bench
+    from .. import bench, benchreport
+    from ..peers import installed
 
-    problems = problems_of(args.problem, args.model)
-    peers = bench.peers_of(args.against)
-    if args.out and not args.out.parent.is_dir():
-        raise UsageError(f"--out {args.out}: the folder {args.out.parent} does not exist")
+    problems, workload = problems_of(args, decode=args.decode), workload_of(args)
+    chosen = None if args.against in (None, "none") else bench.peers_of(args.against)
+    _check_files(args)
     gpu = needed_gpu("bench times kernels")
-    report = bench.run(problems, peers, gpu, progress=lambda text: print(text, flush=True))
-    print(bench.show(report))
+    peers = chosen if chosen is not None else [] if args.against else installed()
+    report = bench.run(problems, peers, gpu, lambda text: print(text, flush=True), workload and workload.summary,
+                       alone=chosen is None)
+    print(benchreport.show(report, gpu))
+    if not peers and not args.against:
+        print("\nno peer is installed here, so ours stands alone; `pip install torch` brings sdpa-flash and sdpa-cudnn")
     if args.out:
-        bench.write(report, args.out)
+        benchreport.write(report, args.out)
         print(f"written to {args.out}")
-    return 0
+    if args.plot:
+        from ..benchplot import bars_of, plot
+
+        plot(bars_of(report), f"{gpu.title}, {report.date[:10]}", args.plot)
+        print(f"drawn in {args.plot}")
+    return 1 if report.failed else 0
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """Raises `UsageError` for files that could not be written after minutes of work."""
+    for option, path in (("--out", args.out), ("--plot", args.plot)):
+        if path and not path.parent.is_dir():
+            raise UsageError(f"{option} {path}: the folder {path.parent} does not exist")
+    if args.plot:
+        from ..benchplot import require
+
+        if args.plot.suffix not in PLOT_FORMATS:
+            raise UsageError(f"--plot {args.plot}: its name must end in {', '.join(PLOT_FORMATS)}")
+        require()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Sequence
+from pathlib import Path
 
 from ..gpu import Gpu, GpuError, by_name, detect
 from ..problem import EXAMPLE, Problem
@@ -21,9 +21,18 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
 
 
 def add_problems(parser: argparse.ArgumentParser) -> None:
-    """Positional problems or --model; `problems_of` reads them."""
+    """Positional problems, and those of models and workloads; `problems_of` reads them."""
     parser.add_argument("problem", metavar="PROBLEM", nargs="*", help=f"what to compute, such as {EXAMPLE}")
+    add_lists(parser)
+
+
+def add_lists(parser) -> None:
+    """--model, --model-config and --workload."""
     parser.add_argument("--model", metavar="NAME", help="every problem of a model, such as llama-3-8b")
+    parser.add_argument("--model-config", metavar="PATH", type=Path,
+                        help="every problem of the model whose Hugging Face config.json this is")
+    parser.add_argument("--workload", metavar="FILE", type=Path, help="every problem of a YAML file, such as "
+                        "benchmarks/forward-h200.yaml")
 
 
 def add_gpu(parser: argparse.ArgumentParser) -> None:
@@ -31,19 +40,49 @@ def add_gpu(parser: argparse.ArgumentParser) -> None:
                         help="a GPU of the catalogue (`autotune gpus` lists them); the default is the GPU at hand")
 
 
-def problems_of(texts: Sequence[str], model: str | None) -> list[Problem]:
-    """The problems that `texts` and `model` name, each once, in the order given.
+def problems_of(args: argparse.Namespace, decode: bool = False) -> list[Problem]:
+    """The problems that `args` name, each once, in the order given. `decode` takes models' decode steps, not their prompts.
 
-    Raises `ProblemError`, `ModelError`, or `UsageError` if there is none.
+    Raises `ProblemError`, `ModelError`, `WorkloadError`, or `UsageError` if there is none.
     """
-    problems = [Problem.parse(text) for text in texts]
-    if model:
-        from ..models import problems_of_model
-
-        problems += problems_of_model(model)
+    problems = [Problem.parse(text) for text in args.problem or ()]
+    if (models := _models(args)) or decode:
+        if decode and not models:
+            raise UsageError("--decode needs a model, such as --model llama-3-8b")
+        problems += [problem for model in models for problem in (model.decode_problems if decode else model.problems)]
+        if not problems:
+            raise UsageError(f"--decode: {models[0].title} decodes over compressed keys, which no kernel here computes")
+    if workload := workload_of(args):
+        problems += workload.problems
     if not problems:
         raise UsageError(f"name at least one problem, such as {EXAMPLE}, or a model, such as --model llama-3-8b")
     return list(dict.fromkeys(problems))
+
+
+def workload_of(args: argparse.Namespace):
+    """The workload that --workload names, or None."""
+    if args.workload is None:
+        return None
+    from ..workloads import read_workload
+
+    return read_workload(args.workload)
+
+
+def _models(args: argparse.Namespace) -> list:
+    """The models that --model and --model-config name. Says on stderr which of their layers are left out."""
+    models = []
+    if args.model:
+        from ..models import by_name as model_by_name
+
+        models.append(model_by_name(args.model))
+    if args.model_config:
+        from ..hfconfig import read_config
+
+        models.append(read_config(args.model_config))
+    for model in models:
+        for sentence in model.left_out:
+            print(f"{model.source}: {sentence}", file=sys.stderr)
+    return models
 
 
 def gpu_or_stand_in(name: str | None) -> tuple[Gpu, bool]:

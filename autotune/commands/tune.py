@@ -14,7 +14,7 @@ from pathlib import Path
 from ..gpu import Gpu
 from ..problem import EXAMPLE
 from ..tables import microseconds, table, tflops
-from .common import UsageError, add_gpu, gpu_or_stand_in, problems_of
+from .common import UsageError, add_gpu, add_lists, gpu_or_stand_in, problems_of
 
 SUMMARY = "find and record the best configuration of problems or of a whole model"
 EFFORTS = ("quick", "full")
@@ -22,7 +22,7 @@ EFFORTS = ("quick", "full")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", metavar="NAME", help="every problem of a model, such as llama-3-8b")
+    add_lists(what)
     what.add_argument("--problem", metavar="TEXT", action="append",
                       help=f"one problem, such as {EXAMPLE}; may stand several times")
     add_gpu(parser)
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    problems = list(dict.fromkeys(problem.simplified() for problem in problems_of(args.problem or (), args.model)))
+    problems = list(dict.fromkeys(problem.simplified() for problem in problems_of(args)))
     gpu, at_hand = gpu_or_stand_in(args.gpu)
     from .. import database, tuner
 

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    problems = [problem.simplified() for problem in problems_of(args.problem, args.model)]
+    problems = [problem.simplified() for problem in problems_of(args)]
     gpu = needed_gpu("verify launches kernels")
     from .. import verify
 

@@ -1,0 +1,137 @@
+"""The part of bench that runs on the GPU, on a GPU made of numpy: what is judged, what is timed, and what is left out."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+
+from autotune import benchrun  # noqa: E402
+from autotune.bench import OURS  # noqa: E402
+from autotune.gpu import by_name  # noqa: E402
+from autotune.inputs import make_inputs  # noqa: E402
+from autotune.kernels import default_config  # noqa: E402
+from autotune.measure import Measurement  # noqa: E402
+from autotune.numerics import from_float32  # noqa: E402
+from autotune.peers import Peer  # noqa: E402
+from autotune.problem import Problem  # noqa: E402
+from autotune.reference import expect  # noqa: E402
+
+GPU = by_name("nvidia-h200")
+PROBLEM = Problem.parse("forward-bf16-b1-h4x2-q96-k96-d32-causal-left20-sinks")
+
+
+def exact(inputs):
+    """The right answer, as an array like a kernel's output."""
+    expected = expect(inputs)
+    p = inputs.problem
+    out = np.zeros((p.batch, p.seqlen_q, p.heads_q, p.head_dim_v), np.float32)
+    for (batch, head, block), values in zip(expected.blocks, expected.out):
+        rows = slice(block * 64, min((block + 1) * 64, p.seqlen_q))
+        out[batch, rows, head] = values[:rows.stop - rows.start]
+    return from_float32(np, out, p.out_dtype)
+
+
+class FakeBench:
+    """Two input sets; a candidate takes as many microseconds as its name has letters. Keeps the order of the runs."""
+
+    orders: list = []
+
+    def __init__(self, problem, gpu):
+        first = make_inputs(problem, "random", 0, np)
+        self.sets = [SimpleNamespace(inputs=first), SimpleNamespace(inputs=replace(first, q=first.q.copy()))]
+        self.stream = nullcontext()
+
+    def interleave(self, candidates, rounds):
+        self.orders.append([candidate.name for candidate in candidates])
+        for candidate in candidates:
+            candidate.launch(1)
+        run = len(self.orders)
+        return [Measurement.of_samples([len(candidate.name) + run] * rounds, policy="fake") for candidate in candidates]
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """`gpu.ours` is what our kernel returns for PROBLEM."""
+    state = SimpleNamespace(ours=exact)
+    match = SimpleNamespace(config=default_config(PROBLEM, GPU), tier="default", evidence="predicted", why="because")
+    FakeBench.orders = []
+    monkeypatch.setattr(benchrun, "torch", None)
+    monkeypatch.setattr(benchrun, "Bench", FakeBench)
+    monkeypatch.setattr(benchrun, "prepare", lambda problem: [match])
+    monkeypatch.setattr(benchrun, "_peak_bytes", lambda function, arrays: 1000)
+    monkeypatch.setattr(benchrun, "_as_torch", lambda array, dtype: array)
+    monkeypatch.setattr(benchrun.cupy.cuda, "get_current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+
+    def attention(q, k, v, *, causal, window, softcap, sinks, alibi_slopes):
+        assert (causal, window, softcap, alibi_slopes) == (True, (20, 0), 0.0, None)
+        assert not (sinks.view(np.uint32) & 0xFFFF).any()  # bfloat16 values
+        inputs = make_inputs(PROBLEM, "random", 0, np)
+        return state.ours(replace(inputs, q=q, k=k, v=v, sinks=sinks))
+
+    monkeypatch.setattr(benchrun, "attention", attention)
+    return state
+
+
+def peer(name: str, function=None, serves=lambda problem: (problem, "")) -> Peer:
+    def make(problem, sinks):
+        def attend(q, k, v):
+            return (function or exact)(replace(make_inputs(problem, "random", 0, np), q=q, k=k, v=v, sinks=sinks))
+
+        return attend
+
+    return Peer(name, "sys", "", lambda problem: None, make, serves)
+
+
+def test_all_are_timed_in_turning_order_and_a_time_is_the_median_of_the_runs(gpu):
+    row, failed = benchrun.measure_row(PROBLEM, [peer("one"), peer("other")], GPU)
+    assert FakeBench.orders == [[OURS, "one", "other"], ["other", "one", OURS], [OURS, "one", "other"]] and not failed
+    assert row.ours.time_us == len(OURS) + 2 and row.ours.runs_us == (9.0, 10.0, 11.0)
+    assert {name: timing.time_us for name, timing in row.peers.items()} == {"one": 5.0, "other": 7.0}
+    assert row.best_peer == "one" and row.ours.error_ratio <= 1 and row.why == "because"
+    used = sum(array.nbytes for array in make_inputs(PROBLEM, "random", 0, np).__dict__.values() if isinstance(array, np.ndarray))
+    assert row.ours.peak_bytes == used - 4 * PROBLEM.heads_q + 1000  # q, k and v; not the sinks
+    assert row.ours.samples == 3 * benchrun.ROUNDS
+
+
+def test_a_peer_without_sinks_is_judged_by_what_it_computes(gpu):
+    less = peer("less", serves=lambda problem: (replace(problem, sinks=False), "no sink"))
+    row, failed = benchrun.measure_row(PROBLEM, [less], GPU)
+    assert row.peers["less"].note == "no sink" and row.peers["less"].error_ratio <= 1 and not failed
+
+
+def test_a_peer_that_fails_or_computes_something_else_is_left_out(gpu):
+    def raises(inputs):
+        raise NotImplementedError("not on this arch\nat all")
+
+    other = peer("other", lambda inputs: exact(replace(inputs, problem=replace(PROBLEM, window_left=21))))
+    row, failed = benchrun.measure_row(PROBLEM, [peer("broken", raises), other, peer("good")], GPU)
+    assert list(row.peers) == ["good"] and failed[0] == ("broken", "it fails: not on this arch")
+    assert failed[1][0] == "other" and "computes something else" in failed[1][1]
+
+
+def test_a_wrong_result_of_ours_is_no_row(gpu):
+    gpu.ours = lambda inputs: exact(replace(inputs, problem=replace(PROBLEM, window_left=19)))
+    row, failed = benchrun.measure_row(PROBLEM, [peer("good")], GPU)
+    assert row is None and failed[0][0] == OURS and "is wrong in batch 0" in failed[0][1] and not FakeBench.orders
+
+
+def test_long_problems_take_fewer_rounds():
+    assert benchrun._rounds(PROBLEM, GPU, 4) == benchrun.ROUNDS
+    long = Problem.parse("forward-bf16-b1-h64x8-q65536-k65536-d64-causal")  # 33 ms at the roofline
+    assert benchrun._rounds(long, GPU, 4) == benchrun.LEAST_ROUNDS
+
+
+def test_peak_memory_is_what_is_held_at_once():
+    hook = benchrun._Peak()
+    for size, pointer in ((100, 1), (50, 2)):
+        hook.malloc_postprocess(mem_size=size, mem_ptr=pointer, device_id=0, size=size, pmem_id=0)
+    hook.free_preprocess(mem_ptr=1, mem_size=100, device_id=0, pmem_id=0)
+    hook.free_preprocess(mem_ptr=9, mem_size=100, device_id=0, pmem_id=0)  # allocated before
+    hook.malloc_postprocess(mem_size=60, mem_ptr=3, device_id=0, size=60, pmem_id=0)
+    assert (hook.now, hook.peak) == (110, 150)
