@@ -64,7 +64,7 @@ def plot(bars: Bars, title: str, path: Path) -> None:
         axes.invert_yaxis()
         axes.set_xlabel("TFLOP/s, masked pairs not counted (longer is faster)")
         axes.set_title(title)
-        axes.legend(loc="upper right", frameon=False)
+        figure.legend(loc="outside lower center", ncols=len(names), frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
         try:
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

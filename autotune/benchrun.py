@@ -14,7 +14,7 @@ from typing import Callable, Mapping, Sequence
 import cupy
 
 from . import __version__
-from .attention import attention, prepare
+from .attention import attention, attention_with_kvcache, prepare
 from .bench import OURS, Row, Timing
 from .check import Verdict, compare
 from .compile import nvrtc_version
@@ -202,7 +202,8 @@ def _ours(problem: Problem, inputs: Inputs) -> Callable:
                      for array in (inputs.sinks, inputs.alibi_slopes))
     options = dict(causal=problem.causal, window=(problem.window_left, problem.window_right), softcap=problem.softcap,
                    sinks=sinks, alibi_slopes=slopes)
-    return lambda q, k, v: attention(q, k, v, **options)
+    call = attention_with_kvcache if problem.op == "decode" else attention
+    return lambda q, k, v: call(q, k, v, **options)
 
 
 def _launcher(function: Callable, arrays: Sequence[tuple]) -> Callable[[int], None]:

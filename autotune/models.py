@@ -56,7 +56,7 @@ class Model:
         """One new query for each sequence, at the `DECODE_SIZES`. None where keys and values have different head dims: such
         models decode over compressed keys, which are another problem."""
         return tuple(dict.fromkeys(
-            replace(problem, batch=batch, seqlen_q=1, seqlen_k=keys, window_left=kind.left).simplified()
+            replace(problem, op="decode", batch=batch, seqlen_q=1, seqlen_k=keys, window_left=kind.left).simplified()
             for kind in self.attention for problem in kind.problems[:1] if problem.head_dim == problem.head_dim_v
             for batch, keys in DECODE_SIZES))
 

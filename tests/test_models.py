@@ -52,7 +52,7 @@ def test_published_shapes(name, layers, texts):
 
 def test_decode_is_one_query_for_each_sequence():
     assert [p.text for p in by_name("llama-3-8b").decode_problems] == [
-        f"forward-bf16-b{b}-h32x8-q1-k{n}-d128" for b, n in ((1, 4096), (1, 65536), (8, 8192), (64, 4096))]
+        f"decode-bf16-b{b}-h32x8-q1-k{n}-d128" for b, n in ((1, 4096), (1, 65536), (8, 8192), (64, 4096))]
     assert {p.window_left for p in by_name("gpt-oss-20b").decode_problems} == {127, None}
     assert by_name("deepseek-v3").decode_problems == ()  # its decode is over compressed keys
 
