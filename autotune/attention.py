@@ -15,6 +15,7 @@ from .gpu import Gpu, by_name, detect
 from .lookup import Match
 from .plans import UntunedWarning
 from .problem import OPS, Problem, bucket_batch, bucket_length
+from .tensormap import Unmappable
 
 __all__ = ["AttentionError", "UntunedWarning", "attention", "attention_varlen", "attention_with_kvcache", "prepare", "source"]
 
@@ -35,7 +36,8 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
     A V that is not finite may reach rows of its block of queries from which it is hidden; a K never does.
 
     Strides are free: an array whose last stride is not 1, or whose address or strides are not multiples of 16 bytes where
-    the kernel needs that, is copied (`explain` says so). `out`, if given, is written and returned; it must not overlap inputs.
+    the kernel needs that, is copied; for strides of 0 or below a kernel may have to run that is not the fastest (`explain` says
+    both). `out`, if given, is written and returned; it must not overlap inputs.
 
     Raises `AttentionError` (a ValueError) or `ProblemError` with the argument that is wrong, `CompilerMissing` or
     `CompileError` when the kernel must be compiled and cannot be, `LaunchError` if the driver refuses. Warns once for each
@@ -119,9 +121,13 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
     else:
         lse_pointer = 0
 
-    plan.run(batch, seqlen_q, seqlen_k, library.stream(device),
-             (q_pointer, k_pointer, v_pointer, out_pointer, lse_pointer, sink_pointer,
-              q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2), scale, sink_dtype)
+    call = (batch, seqlen_q, seqlen_k, library.stream(device),
+            (q_pointer, k_pointer, v_pointer, out_pointer, lse_pointer, sink_pointer,
+             q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2), scale, sink_dtype)
+    try:
+        plan.run(*call)
+    except Unmappable:  # strides of 0 or below, which only the copy engine refuses: asked afterwards, it costs others nothing
+        plans.without_maps(plan, device, arrays.is_capturing(call[3])).run(*call)
     if out is None:
         out = target
     elif target is not out:

@@ -12,14 +12,16 @@ from .gpu import Gpu, detect
 from .kernels import KERNELS, kernel_of
 from .kernels.base import Kernel
 from .lookup import Match
-from .plans import match_for
+from .plans import match_for, match_without_maps
 from .problem import Problem
+from .tensormap import unmappable
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
     """What `attention` would do. `refused` has the reason for each kernel that is preferred to the chosen one and does not
-    run; `copies` has a sentence for each copy that the call makes. An empty call has no kernel and no match."""
+    run; `copies` has a sentence for each copy that the call makes. An empty call has no kernel and no match. `fallback` says
+    that the match is not what lookup chose, but the default of a kernel that can take these arrays."""
 
     problem: Problem
     gpu: Gpu
@@ -27,6 +29,7 @@ class Explanation:
     match: Match | None
     refused: Mapping[str, str]
     copies: tuple[str, ...]
+    fallback: bool = False
 
     def __str__(self) -> str:
         lines = [("problem", str(self.problem)), ("gpu", f"{self.gpu.title} ({self.gpu.name})")]
@@ -34,7 +37,7 @@ class Explanation:
             lines.append(("kernel", "none: there is no query or no key, so nothing is launched"))
         else:
             lines += [("kernel", f"{self.kernel.name}: {self.kernel.summary}"), ("config", self.match.config.text),
-                      ("match", self.match.why)]
+                      ("match", "default: what lookup chose cannot take these arrays" if self.fallback else self.match.why)]
         lines += [("refused", f"{name}: {reason}") for name, reason in self.refused.items()]
         lines += [("copies", copy) for copy in self.copies or ("none",)]
         return "\n".join(f"{name:<9}{text}" for name, text in lines)
@@ -58,10 +61,17 @@ def explain(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.0,
     match = match_for(problem, gpu)
     kernel = kernel_of(match.config)
     refused = {}
+    in_place = {"q": None if negative else q, "k": k, "v": v, "out": out}
+    unreadable = _unmappable(kernel, library, match, in_place)
+    if unreadable:
+        refused[kernel.name] = unreadable
+        match = match_without_maps(problem, gpu)
+        kernel = kernel_of(match.config)
     for preferred in KERNELS.values():
         if preferred is kernel:
             break
-        refused[preferred.name] = preferred.reject(problem, gpu) or "it can serve this, but the database has a faster config"
+        refused.setdefault(preferred.name, preferred.reject(problem, gpu) or
+                           "it can serve this, but the database has a faster config")
     copies = ["q is negated, because scale is negative"] if negative else []
     for name, array in (("q", q), ("k", k), ("v", v), ("out", out)):
         reason = unsuited(library.read(array), kernel.aligned) if array is not None else None
@@ -69,4 +79,14 @@ def explain(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.0,
             copies.append(f"{name} is copied: {reason}")
     if sinks is not None and library.vector(sinks)[2][0] != 1:
         copies.append("sinks is copied: its stride is not 1")
-    return Explanation(problem, gpu, kernel, match, refused, tuple(copies))
+    return Explanation(problem, gpu, kernel, match, refused, tuple(copies), unreadable is not None)
+
+
+def _unmappable(kernel: Kernel, library, match: Match, arrays: Mapping[str, object]) -> str | None:
+    """Why `kernel`'s tensor maps cannot describe `arrays`, or None. Those that are copied anyway, they can."""
+    mapped = {shape.tensor for shape in kernel.maps(match.problem.static, match.config)}
+    for name in sorted(mapped & {name for name, array in arrays.items() if array is not None}):
+        view = library.read(arrays[name])
+        if not unsuited(view, kernel.aligned) and (reason := unmappable(view[1][:3], view[2:5])):
+            return f"it cannot take {name}: {reason}"
+    return None

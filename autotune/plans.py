@@ -6,16 +6,14 @@ A miss costs a lookup, and perhaps a compile and a module load; a hit is one dic
 from __future__ import annotations
 
 import math
-import struct
 import threading
 import warnings
 
-from . import launch
+from . import binding, launch
 from .arrays import AttentionError
 from .gpu import Gpu, detect
-from .kernels import kernel_of
-from .kernels.base import params_format
-from .lookup import QUICK_TUNE_S, Match, NoKernelError, lookup
+from .kernels import candidates, kernel_of
+from .lookup import QUICK_TUNE_S, SLOWDOWN_OF_DEFAULT, Match, NoKernelError, lookup
 from .problem import Problem, bucket_batch, bucket_length
 
 MAX_PLANS = 4096  # a plan is small; its module stays loaded when it goes, for a captured graph may hold it
@@ -35,25 +33,26 @@ class UntunedWarning(UserWarning):
 class Plan:
     """A kernel, its config and its loaded binary, for every problem of one bucket on one device."""
 
-    __slots__ = ("match", "kernel", "scale", "aligned", "_bind", "_packer", "_launches")
+    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "_fields", "_packer", "_launches")
 
     def __init__(self, match: Match, loaded: launch.Loaded):
         problem, config = match.problem, match.config
         self.match, self.kernel = match, kernel_of(config)
         self.scale = problem.head_dim**-0.5
         self.aligned = self.kernel.aligned
-        self._bind = self.kernel.bind(problem, config)
-        self._packer = struct.Struct(params_format(self.kernel.fields))
+        self.unmapped: Plan | None = None  # what runs instead for arrays that the kernel's tensor maps cannot describe
+        self._fields, self._packer = binding.bind(problem, config, match.gpu.sms)
         self._launches = tuple(loaded.bound(step).launch for step in self.kernel.plan(problem, config))
 
     def run(self, batch: int, seqlen_q: int, seqlen_k: int, stream: int, arrays: tuple, scale: float, sink_dtype: int) -> None:
         """Launches on `stream` for exact sizes, which must be of this plan's bucket.
 
-        `arrays` is 6 pointers, then 12 strides in elements, as kernels/forward.py declares.
+        `arrays` is 6 pointers, then 12 strides in elements, as kernels/forward.py declares. Raises `tensormap.Unmappable`
+        for arrays that this plan's kernel cannot take in place; `without_maps` has the plan that can.
         """
-        grids, scalars = self._bind(batch, seqlen_q, seqlen_k, scale, sink_dtype)
+        grids, values = self._fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype)
         for launch_step, grid in zip(self._launches, grids):
-            launch_step(grid, stream, self._packer, arrays + scalars)
+            launch_step(grid, stream, self._packer, values)
 
 
 def key_of(problem: Problem, device: int) -> tuple:
@@ -82,6 +81,26 @@ def make(problem: Problem, device: int, capturing: bool = False) -> Plan:
     return plan
 
 
+def without_maps(plan: Plan, device: int, capturing: bool = False) -> Plan:
+    """The plan for arrays that `plan`'s tensor maps cannot describe, compiled and loaded if need be, and kept with `plan`.
+
+    Raises `AttentionError` as `make` does.
+    """
+    with _lock:
+        if plan.unmapped is None:
+            plan.unmapped = Plan(*_load(match_without_maps(plan.match.problem, plan.match.gpu), device, capturing,
+                                        "make this call once, with arrays of these strides,"))
+    return plan.unmapped
+
+
+def match_without_maps(problem: Problem, gpu: Gpu) -> Match:
+    """The default of the best kernel that reads arrays of any strides. Raises `AttentionError` if there is none."""
+    for kernel in candidates(problem, gpu):
+        if not kernel.mapped:
+            return Match(kernel.default(problem, gpu), "default", "predicted", problem, gpu, slowdown=1 + SLOWDOWN_OF_DEFAULT)
+    raise AttentionError(f"no kernel for {problem} on {gpu.name} reads arrays with strides that are 0 or negative")
+
+
 def match_for(problem: Problem, gpu: Gpu) -> Match:
     """`lookup`, with an `AttentionError` where no kernel can serve."""
     try:
@@ -97,14 +116,15 @@ def build(match: Match):
     return compile_or_read(match.problem.static, match.config, match.gpu)
 
 
-def _load(match: Match, device: int, capturing: bool) -> tuple[Match, launch.Loaded]:
+def _load(match: Match, device: int, capturing: bool, remedy: str = "") -> tuple[Match, launch.Loaded]:
     problem = match.problem
     kernel = kernel_of(match.config)
     key = match.problem.static, kernel.name, kernel.compile_key(match.config), device
     binary = _binaries.get(key)
     if capturing and not (binary and launch.ready(binary, device, kernel.plan(problem, match.config))):
+        remedy = remedy or f"call autotune.prepare({problem.text!r})"
         raise AttentionError(f"the kernel for {problem} is not loaded on device {device}, and loading it now would break the "
-                             f"CUDA graph being captured; call autotune.prepare({problem.text!r}) before the capture")
+                             f"CUDA graph being captured; {remedy} before the capture")
     if binary is None:
         binary = _binaries[key] = build(match)
     return match.confirmed(binary), launch.load(binary, device)

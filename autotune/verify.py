@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Callable
 
-from . import compile, kernels, launch
+from . import binding, compile, kernels, launch
 from .check import check_launch
 from .config import Config
-from .gpu import Gpu
+from .gpu import Gpu, detect
 from .inputs import Inputs
-from .kernels.base import params_format
 from .kernels.forward import TENSORS
 from .problem import Problem
 
@@ -53,20 +51,20 @@ def runner(problem: Problem, config: Config, binary, device: int) -> Callable:
     """``run(inputs, out, lse)``: launches `config`'s plan on CuPy arrays, on CuPy's current stream. `lse` may be None."""
     import cupy
 
-    kernel = kernels.kernel_of(config)
     loaded = launch.load(binary, device)
-    steps = [(loaded.bound(step), step) for step in kernel.plan(problem, config)]
-    layout = params_format(kernel.fields)
+    launches = [loaded.bound(step).launch for step in kernels.kernel_of(config).plan(problem, config)]
+    fields, packer = binding.bind(problem, config, detect(device).sms)
+    sizes = problem.batch, problem.seqlen_q, problem.seqlen_k
 
     def run(inputs: Inputs, out, lse) -> None:
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}
         pointers = [arrays[name].data.ptr for name in TENSORS]
         pointers += [0 if array is None else array.data.ptr for array in (lse, inputs.sinks)]
         strides = [stride // array.itemsize for array in arrays.values() for stride in array.strides[:3]]
-        packed = struct.pack(layout, *pointers, *strides, *kernel.arguments(problem, config, inputs.scale, 0))
+        grids, values = fields(*sizes, (*pointers, *strides), inputs.scale, 0)
         stream = cupy.cuda.get_current_stream().ptr
-        for bound, step in steps:
-            launch.launch(bound, step, packed, stream)
+        for launch_step, grid in zip(launches, grids):
+            launch_step(grid, stream, packer, values)
 
     return run
 

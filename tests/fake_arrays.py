@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 
-from autotune import arrays, launch, plans
+from autotune import arrays, launch, plans, tensormap
 from autotune.gpu import by_name
 from autotune.kernels import KERNELS
 from autotune.kernels.base import params_format
@@ -106,18 +106,23 @@ def aligned(shape, dtype):
 
 
 class FakeGpu(FakeCuda):
-    """Computes what it is asked to launch. `calls` has the decoded Params of each launch, by field name."""
+    """Computes what it is asked to launch. `calls` has the decoded Params of each launch, by field name, and `kernel`."""
 
-    def __init__(self, kernel="forward_mma"):
+    def __init__(self):
         super().__init__()
-        self.kernel, self.calls, self.streams = KERNELS[kernel], [], []
+        self.calls, self.streams, self.images = [], [], []
+
+    def moduleLoadData(self, image):
+        self.images.append(image)
+        return super().moduleLoadData(image)
 
     def launchKernel(self, *arguments):
         super().launchKernel(*arguments)
         self.streams.append(arguments[8])
-        values = struct.unpack_from(params_format(self.kernel.fields), self.launches[-1][-1])
-        params = dict(zip((field.name for field in self.kernel.fields), values))
-        self.calls.append(params)
+        kernel = KERNELS[self.images[arguments[0] // 100 - 1].decode()]  # as moduleGetFunction numbers functions
+        values = struct.unpack_from(params_format(kernel.fields), self.launches[-1][-1])
+        params = dict(zip((field.name for field in kernel.fields), values))
+        self.calls.append({"kernel": kernel.name, **params})
         if self.compute:
             _attend(params, *self.compute)
 
@@ -134,11 +139,36 @@ def _view(address, shape, strides, dtype):
     return np.ndarray(shape, dtype, memory, -low * dtype.itemsize, [stride * dtype.itemsize for stride in strides])
 
 
+_MAP = struct.Struct("=Q4Q3Q4Ii")  # pointer, sizes, strides in bytes, box, data type: what the fake driver puts in a map
+
+
+def encode_map(target, data_type, rank, pointer, sizes, strides, box, steps, interleave, swizzle, promotion, fill):
+    """Stands for cuTensorMapEncodeTiled: refuses what the driver does, and writes down the rest."""
+    sizes, strides, box, steps = (tuple((kind * n).from_address(address)) for kind, n, address in (
+        (ctypes.c_uint64, 4, sizes), (ctypes.c_uint64, 3, strides), (ctypes.c_uint32, 4, box), (ctypes.c_uint32, 4, steps)))
+    if target % 64 or pointer % 16 or any(stride % 16 or not 0 < stride < 2**40 for stride in strides) or not all(sizes) \
+            or not all(1 <= size <= 256 for size in box) or (rank, swizzle, box[0], steps) != (4, 3, 64, (1,) * 4):
+        return 1
+    ctypes.memmove(target, _MAP.pack(pointer, *sizes, *strides, *box, data_type), _MAP.size)
+    return 0
+
+
+def decode_map(map_bytes):
+    """(pointer, (batch, rows, heads, columns), strides in bytes in that order, (rows, heads) of the box, data type)"""
+    pointer, *rest = _MAP.unpack_from(map_bytes)
+    (columns, rows, heads, batch), (row, head, outer), box, data_type = rest[:4], rest[4:7], rest[7:11], rest[11]
+    return pointer, (batch, rows, heads, columns), (outer, row, head), (box[1], box[2]), data_type
+
+
 def _attend(p, dtype_name, head_dim, head_dim_v):
     dtype = array_dtype(dtype_name)
     hkv = p["heads_q"] // p["group"]
 
     def tensor(name, rows, heads, dim):
+        if f"{name}_map" in p:  # then the copy engine looks at nothing else
+            pointer, shape, strides, _, _ = decode_map(p[f"{name}_map"])
+            assert shape == (p["batch"], rows, heads, dim)
+            return _view(pointer, shape, (*(stride // dtype.itemsize for stride in strides), 1), dtype)
         strides = *(p[f"{name}_{axis}_stride"] for axis in ("batch", "row", "head")), 1
         return _view(p[name], (p["batch"], rows, heads, dim), strides, dtype)
 
@@ -176,22 +206,17 @@ def fake_gpu(monkeypatch):
     forget()
 
 
-@pytest.fixture(name="simt_gpu")
-def fake_simt_gpu(gpu):
-    """The same for what forward_simt computes."""
-    gpu.kernel = KERNELS["forward_simt"]
-    return gpu
-
-
 def forget():
     for cache in (plans._plans, plans._binaries, plans._told):
         cache.clear()
+    tensormap.encode.cache_clear()
 
 
-def install(monkeypatch, kernel="forward_mma"):
-    fake, library = FakeGpu(kernel), TensorArrays()
+def install(monkeypatch):
+    fake, library = FakeGpu(), TensorArrays()
     monkeypatch.setattr(launch, "_cupy", lambda: (fake, fake))
     monkeypatch.setattr(launch, "_loaded", {})
+    monkeypatch.setattr(tensormap, "_encoder", lambda: encode_map)
     monkeypatch.setitem(arrays.LIBRARIES, Tensor, library)
     fake.capturing = False
     monkeypatch.setattr(arrays, "is_capturing", lambda stream: fake.capturing)
@@ -201,7 +226,7 @@ def install(monkeypatch, kernel="forward_mma"):
 
     def build(match):
         fake.built.append(match)
-        return SimpleNamespace(sha256=f"{match.problem.static.text} {match.config}", image=b"", target="sm_90", nvrtc="13.0")
+        return SimpleNamespace(sha256=f"{match.problem.static.text} {match.config}", image=match.config.kernel.encode(), target="sm_90", nvrtc="13.0")
 
     monkeypatch.setattr(plans, "build", build)
     forget()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fake_arrays import Tensor, aligned, fake_gpu, fake_simt_gpu, qkv, random  # noqa: F401 (a fixture)
+from fake_arrays import Tensor, aligned, fake_gpu, qkv, random  # noqa: F401 (a fixture)
 
 import autotune
 from autotune.arrays import DTYPE_NAMES
@@ -73,13 +73,14 @@ def test_sinks_of_any_float_dtype(gpu, dtype):
     assert gpu.library.copies == 1
 
 
-def test_fp32_takes_the_kernel_that_computes_it(simt_gpu):
-    agrees(simt_gpu, *qkv(dtype="fp32"), tolerance=1e-5, causal=True)
+def test_fp32_takes_the_kernel_that_computes_it(gpu):
+    agrees(gpu, *qkv(dtype="fp32"), tolerance=1e-5, causal=True)
+    assert gpu.calls[-1]["kernel"] == "forward_simt"
 
 
-def test_head_dims_that_tensor_cores_do_not_take(simt_gpu):
-    agrees(simt_gpu, *qkv(head_dim=40, head_dim_v=20), causal=True)
-    agrees(simt_gpu, *qkv(head_dim=1), causal=True)
+def test_head_dims_that_tensor_cores_do_not_take(gpu):
+    agrees(gpu, *qkv(head_dim=40, head_dim_v=20), causal=True)
+    agrees(gpu, *qkv(head_dim=1), causal=True)
 
 
 def test_views_are_read_in_place_and_nothing_is_copied(gpu):
@@ -93,6 +94,20 @@ def test_views_are_read_in_place_and_nothing_is_copied(gpu):
     agrees(gpu, q, one_for_all, v)
     assert gpu.library.copies == 0
     assert gpu.calls[0]["k_row_stride"] == 3 * 2 * 64 and gpu.calls[1]["q_row_stride"] < 0
+    assert [call["kernel"] for call in gpu.calls] == ["forward_wgmma", "forward_mma", "forward_mma"]
+
+
+def test_what_the_copy_engine_cannot_read_runs_without_it_and_only_that(gpu):
+    q, k, v = qkv()
+    one_for_all = Tensor(np.broadcast_to(v.array[:, :1], v.shape))  # a stride of 0
+    for _ in range(2):
+        agrees(gpu, q, k, one_for_all, causal=True)
+        agrees(gpu, q, k, v, causal=True)
+    assert [call["kernel"] for call in gpu.calls] == ["forward_mma", "forward_wgmma"] * 2 and len(gpu.built) == 2
+    single = qkv(batch=1, seqlen_k=1)
+    agrees(gpu, single[0], Tensor(np.broadcast_to(single[1].array, (1, 1, 2, 64))), single[2])
+    assert gpu.calls[-1]["kernel"] == "forward_wgmma"  # the stride of a single element means nothing
+    assert gpu.library.copies == 0
 
 
 def test_what_a_kernel_cannot_read_in_place_is_copied(gpu):

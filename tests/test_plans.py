@@ -51,8 +51,10 @@ def test_what_a_warm_call_launches_is_the_kernels_plan_and_arguments(kernel, dat
     problem = replace(like, batch=sizes[0], seqlen_q=sizes[1], seqlen_k=sizes[2])
     grids, scalars = kernel.bind(like, config)(*sizes, scale, sink_dtype)
     assert grids == tuple(step.grid for step in kernel.plan(problem, config))
-    assert grids == (sizes[0] * 8 * math.ceil(sizes[1] / kernel.block_rows(config)),)
-    named = dict(zip((field.name for field in kernel.fields[18:]), scalars))
+    heads = 2 * math.ceil(4 / kernel.block_heads(config))  # sets of heads that a block may own
+    assert grids == (sizes[0] * heads * math.ceil(sizes[1] / kernel.block_queries(config)),)
+    names = [field.name for field in kernel.fields]
+    named = dict(zip(names[names.index("batch"):], scalars))
     assert scalars == kernel.arguments(problem, config, scale, sink_dtype) and len(named) == len(scalars)
     assert (named["batch"], named["seqlen_q"], named["seqlen_k"], named["heads_q"], named["group"]) == (*sizes, 8, 4)
     assert named["sink_dtype"] == sink_dtype and named["scale_log2"] == pytest.approx(scale * math.log2(math.e))
@@ -106,6 +108,20 @@ def test_under_capture_an_unprepared_kernel_raises_and_names_prepare(gpu):
     longer = random((2, 9, 2, 64))
     autotune.attention(q, longer, longer, causal=True)  # another bucket whose binary is loaded already
     assert len(gpu.launches) == 2 and len(gpu.modules) == 1
+
+
+def test_under_capture_a_kernel_that_must_stand_in_is_named_before_it_is_loaded(gpu):
+    q, k, v = qkv()
+    one_for_all = Tensor(np.broadcast_to(k.array[:1], k.shape))
+    autotune.attention(q, k, v)
+    gpu.capturing = True
+    with pytest.raises(AttentionError, match="make this call once, with arrays of these strides, before the capture"):
+        autotune.attention(q, one_for_all, v)
+    gpu.capturing = False
+    autotune.attention(q, one_for_all, v)
+    gpu.capturing = True
+    autotune.attention(q, one_for_all, v)
+    assert [call["kernel"] for call in gpu.calls] == ["forward_wgmma", "forward_mma", "forward_mma"]
 
 
 def test_prepare_takes_problems_texts_and_models(gpu):

@@ -10,8 +10,9 @@ from ..problem import Problem
 from .base import Kernel
 from .forward_mma import ForwardMma
 from .forward_simt import ForwardSimt
+from .forward_wgmma import ForwardWgmma
 
-KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (ForwardMma(), ForwardSimt())}
+KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (ForwardWgmma(), ForwardMma(), ForwardSimt())}
 
 
 def kernel_of(config: Config) -> Kernel:

@@ -41,7 +41,7 @@ def params_bytes(fields: tuple[Field, ...]) -> int:
 
 
 class Map(NamedTuple):
-    """One TensorMap member of Params: boxes of `heads` x `rows` x `columns` of a tensor (q, k or v), with the 128-byte
+    """One TensorMap member of Params: boxes of `heads` x `rows` x `columns` of a tensor (q, k, v or out), with the 128-byte
     swizzle."""
 
     tensor: str
@@ -110,6 +110,11 @@ class Kernel:
     def maps(self, static: Static, config: Config) -> tuple[Map, ...]:
         """The tensor maps with which Params begins."""
         return ()
+
+    @property
+    def mapped(self) -> bool:
+        """Whether arrays reach this kernel through tensor maps, which cannot describe every array."""
+        return any(field.type == "TensorMap" for field in self.fields)
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Predicted time from resources and roofline, given what ptxas said of registers."""

@@ -1,0 +1,76 @@
+"""From exact sizes and arrays to what a launch takes: the blocks of each step and the fields of Params. `Binding`.
+
+The one place where Params are put together: tensor maps, if the kernel has any, then 6 pointers, 12 strides in elements, and
+the scalars, as kernels/forward.py declares them.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Callable, NamedTuple
+
+from .config import Config
+from .kernels import kernel_of
+from .kernels.base import Kernel, Map, params_format
+from .kernels.forward import TENSORS
+from .problem import Problem
+from .tensormap import encode
+
+
+class Binding(NamedTuple):
+    """`fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype)` gives (blocks of each step, the fields of Params), for
+    `packer` to pack. `arrays` is 6 pointers (q, k, v, out, lse, sinks), then 12 strides in elements (q, k, v, out by batch,
+    row, head). Raises `tensormap.Unmappable` for arrays that the kernel's maps cannot describe."""
+
+    fields: Callable[[int, int, int, tuple, float, int], tuple[tuple, tuple]]
+    packer: struct.Struct
+
+
+def bind(problem: Problem, config: Config, sms: int) -> Binding:
+    """The binding of `config` for problems like `problem` but for their batch and lengths, on a GPU with `sms` SMs."""
+    kernel = kernel_of(config)
+    fields = _mapped(kernel, problem, config) if kernel.mapped else _unmapped(kernel, problem, config)
+    limits = [step.blocks_per_sm * sms for step in kernel.plan(problem, config)]
+    return Binding(_limited(fields, limits) if any(limits) else fields, struct.Struct(params_format(kernel.fields)))
+
+
+def _unmapped(kernel: Kernel, problem: Problem, config: Config) -> Callable:
+    sized = kernel.bind(problem, config)
+
+    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype):
+        grids, scalars = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
+        return grids, arrays + scalars
+
+    return fields
+
+
+def _mapped(kernel: Kernel, problem: Problem, config: Config) -> Callable:
+    sized, dtype = kernel.bind(problem, config), problem.dtype
+    described = [_describe(shape, problem) for shape in kernel.maps(problem.static, config)]
+
+    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype):
+        grids, scalars = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
+        lengths = seqlen_q, seqlen_k
+        maps = [encode(shape, dtype, arrays[pointer], columns, lengths[length], heads, batch, arrays[stride], arrays[stride + 1],
+                       arrays[stride + 2]) for shape, pointer, stride, length, heads, columns in described]
+        return grids, (*maps, *arrays, *scalars)
+
+    return fields
+
+
+def _describe(shape: Map, problem: Problem) -> tuple[Map, int, int, int, int, int]:
+    """(map, where its tensor's pointer and first stride stand in `arrays`, 0 or 1 for the length of q or k, heads, columns)"""
+    n = TENSORS.index(shape.tensor)
+    of_keys = shape.tensor in ("k", "v")
+    columns = problem.head_dim_v if shape.tensor in ("v", "out") else problem.head_dim
+    return shape, n, 6 + 3 * n, int(of_keys), problem.heads_kv if of_keys else problem.heads_q, columns
+
+
+def _limited(fields: Callable, limits: list[int]) -> Callable:
+    """`fields` with at most `limits` blocks for each step; 0: no limit."""
+
+    def limited(*arguments):
+        grids, values = fields(*arguments)
+        return tuple(min(grid, limit) if limit else grid for grid, limit in zip(grids, limits)), values
+
+    return limited
