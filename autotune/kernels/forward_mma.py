@@ -114,7 +114,7 @@ class ForwardMma(ForwardKernel):
         if problem.mask != "window" and head_dim <= 64:
             tile.update(block_m=128, block_n=128)
         elif problem.mask == "full" and head_dim <= 128:
-            tile.update(block_m=128, rescale_slack=0)
+            tile.update(block_m=128)
         elif problem.mask != "window" and head_dim > 192:
             tile.update(block_n=80, rescale_slack=0)  # theirs is 64 x 64, which spills here; FlashAttention-3 takes 80
         elif head_dim > 128 and gpu.arch == 80:

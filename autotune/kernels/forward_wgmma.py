@@ -15,6 +15,7 @@ from .forward_mma import PANEL, visited_tiles
 WARPGROUP_SIZE = 128
 GROUP_ROWS = 64  # query rows that a warpgroup owns: M of wgmma
 
+TASK_BYTES = 64  # what the loader tells the groups of a block
 LOADER_REGISTERS = 24  # the least that setmaxnreg takes
 
 
@@ -63,7 +64,7 @@ def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
     rows = v["num_warpgroups"] * GROUP_ROWS
     return (v["q_stages"] * max(tile(rows, static.head_dim), tile(rows, static.head_dim_v))
             + v["num_stages"] * (tile(v["block_n"], static.head_dim) + tile(v["block_n"], static.head_dim_v))
-            + 16 * (v["q_stages"] + 2 * v["num_stages"]))
+            + math.ceil((v["q_stages"] + 2 * v["num_stages"]) / 4) * 64 + TASK_BYTES * v["q_stages"])
 
 
 class ForwardWgmma(ForwardKernel):
@@ -90,7 +91,7 @@ class ForwardWgmma(ForwardKernel):
         Parameter("persistent", (False, True), "launch", "one block for each SM, which goes round"),
     )
     rules = (turns_need_groups, room_for_blocks, shared_memory, registers)
-    fields = (Field("TensorMap", "q_map"), Field("TensorMap", "k_map"), Field("TensorMap", "v_map"),
+    fields = (Field("TensorMap", "q_map"), Field("TensorMap", "k_map"), Field("TensorMap", "v_map"), Field("TensorMap", "out_map"),
               *FORWARD_FIELDS, Field("int", "head_group"), Field("int", "longest_first"))
 
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -117,8 +118,9 @@ class ForwardWgmma(ForwardKernel):
                 "pv": _multiply(static.head_dim_v)}
 
     def maps(self, static: Static, config: Config) -> tuple[Map, ...]:
-        return (Map("q", self.block_queries(config), PANEL, self.block_heads(config)), Map("k", config["block_n"], PANEL),
-                Map("v", config["block_n"], PANEL))
+        unit = GROUP_ROWS // config["block_heads"], PANEL, config["block_heads"]
+        return (Map("q", *unit), Map("k", config["block_n"], PANEL),
+                Map("v", config["block_n"], PANEL), Map("out", *unit))
 
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """The tile of FlashAttention-3 and -4 for Hopper (hopper/tile_size.h, flash_attn/cute/interface.py): D to 64

@@ -26,13 +26,25 @@ DEVICE int unsplit_pieces(const Params& p) { return p.heads_kv * row_tiles(p); }
 DEVICE int length_of(const Params& p, int batch) {
     return p.lengths ? max_of(min_of(p.lengths[batch], p.seqlen_k), 0) : p.seqlen_k;
 }
-DEVICE int first_tile_key(const Mask& mask) { return mask.key_begin(0) / BLOCK_N * BLOCK_N; }
-// Tiles of a sequence that some query sees.
-DEVICE int tile_count(const Params& p, int length) {
-    const Mask mask(p, p.seqlen_q, length);
-    const int end = mask.key_end(p.seqlen_q);
-    return end > mask.key_begin(0) ? ceil_div(end - first_tile_key(mask), BLOCK_N) : 0;
-}
+// The tiles of a sequence's keys that some query sees, first to last. They begin at multiples of BLOCK_N, so that none lies
+// across the border of two pages unless pages are smaller than tiles.
+struct Tiles {
+    int key_begin, key_end;     // keys that some query sees; keys outside are loaded as zeros
+    int origin, count;          // the first tile's first key
+    int left_edge, right_edge;  // tiles before left_edge hold keys that a query is past, tiles from right_edge on keys to come
+
+    DEVICE Tiles(const Params& p, const Mask& mask) : key_begin(mask.key_begin(0)) {
+        key_end = max_of(mask.key_end(p.seqlen_q), key_begin);
+        origin = key_begin / BLOCK_N * BLOCK_N;
+        count = key_end > key_begin ? ceil_div(key_end - origin, BLOCK_N) : 0;
+        left_edge = ceil_div(max_of(mask.shared_begin(p.seqlen_q) - origin, 0), BLOCK_N);
+        right_edge = max_of(mask.shared_end(0) - origin, 0) / BLOCK_N;
+    }
+    DEVICE bool needs_mask(int tile) const { return tile < left_edge || tile >= right_edge; }
+    DEVICE int first_key(int tile) const { return origin + tile * BLOCK_N; }
+    DEVICE bool has_key(int key) const { return key_begin <= key && key < key_end; }
+};
+DEVICE int tile_count(const Params& p, int length) { return Tiles(p, Mask(p, p.seqlen_q, length)).count; }
 DEVICE int split_count(const Params& p, int tiles, int share) {
     const int wanted = p.num_splits > 0 ? min_of(p.num_splits, tiles) : tiles / share;
     return max_of(1, min_of(wanted, MAX_SPLITS));
@@ -60,7 +72,7 @@ template <typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
             const int below = shuffle(through, max_of(lane_id() - distance, 0));
             if (lane_id() >= distance) through += below - before;
         }
-        const int lane = total_in_warp(int(batch >= p.batch || !passed(batch, through)));
+        const int lane = total_in_warp(int(!passed(batch, through)));  // it holds from one lane on
         if (lane < WARP_SIZE)
             return {shuffle(batch, lane), shuffle(length, lane), shuffle(splits, lane), shuffle(through - pieces, lane)};
         before = shuffle(through, WARP_SIZE - 1);

@@ -1,19 +1,22 @@
 // Which queries a block works on, and in what order blocks do.
 //
-// A block owns BLOCK_QUERIES consecutive queries of each of BLOCK_HEADS query heads that share a key/value head: row r is
-// query r % BLOCK_QUERIES of head r / BLOCK_QUERIES. More heads and fewer queries see fewer keys in all under a window.
+// A block owns BLOCK_QUERIES consecutive queries of each of BLOCK_HEADS query heads that share a key/value head. Its rows
+// come in units of UNIT_ROWS, each of which holds the same queries of one head after the other. More heads and fewer
+// queries see fewer keys in all under a window.
 //
 // `head_group` neighbouring sets of heads run together, all of one block of queries before the next, so that their K and V
 // stay in L2; with `longest_first` the last queries, which see most keys under a causal mask, start first and the short
 // blocks fill the tail.
 constexpr int BLOCK_QUERIES = BLOCK_M / BLOCK_HEADS;
-static_assert(BLOCK_M % BLOCK_HEADS == 0, "every head has the same queries");
+constexpr int UNIT_QUERIES = UNIT_ROWS / BLOCK_HEADS;
+static_assert(BLOCK_M % UNIT_ROWS == 0 && UNIT_ROWS % BLOCK_HEADS == 0, "every head has the same queries");
 
 struct Work {
     int batch, head_kv;
     int head_begin, head_count;  // query heads
     int query_begin, query_end;  // queries that exist
 
+    Work() = default;
     DEVICE Work(const Params& p, int block) {
         const int query_blocks = ceil_div(p.seqlen_q, BLOCK_QUERIES);
         const int sets_per_kv = ceil_div(p.group, BLOCK_HEADS), sets = p.heads_q / p.group * sets_per_kv;
@@ -35,9 +38,11 @@ struct Work {
     DEVICE static int count(const Params& p) {
         return ceil_div(p.seqlen_q, BLOCK_QUERIES) * (p.heads_q / p.group * ceil_div(p.group, BLOCK_HEADS)) * p.batch;
     }
-    DEVICE int query(int row) const { return query_begin + (BLOCK_HEADS == 1 ? row : row % BLOCK_QUERIES); }
-    DEVICE int head(int row) const { return head_begin + (BLOCK_HEADS == 1 ? 0 : row / BLOCK_QUERIES); }
+    DEVICE int query(int row) const {
+        return query_begin + (BLOCK_HEADS == 1 ? row : row / UNIT_ROWS * UNIT_QUERIES + row % UNIT_QUERIES);
+    }
+    DEVICE int head(int row) const { return head_begin + (BLOCK_HEADS == 1 ? 0 : row % UNIT_ROWS / UNIT_QUERIES); }
     DEVICE bool exists(int row) const {
-        return query(row) < query_end && (BLOCK_HEADS == 1 || row / BLOCK_QUERIES < head_count);
+        return query(row) < query_end && (BLOCK_HEADS == 1 || head(row) < head_begin + head_count);
     }
 };

@@ -21,5 +21,5 @@ DEVICE RowEnd finish_row(float maximum_log2, float sum, float sink_log2) {
     if (top == -INF) return {0, -INF};
     float scale = exp2_approx(maximum_log2 - top);
     float denominator = sum * scale + exp2_approx(sink_log2 - top);
-    return {scale / denominator, (top + log2_approx(denominator)) * LN2};
+    return {scale * reciprocal_approx(denominator), (top + log2_approx(denominator)) * LN2};
 }

@@ -41,10 +41,3 @@ DEVICE void store_fragments(const SmemTile<ROWS, COLUMNS>& tile, int tile_row, c
         if (Element* to = row_pointer(row)) store_global_16(to + chunk * 8, load_shared_16(tile.address(row, chunk)));
     }
 }
-
-// Zeros for a warp's 16 rows that no key reaches, without a tile to go through.
-template <typename Element, int COLUMNS, typename RowPointer> DEVICE void store_zeros(int first_row, RowPointer row_pointer) {
-    constexpr int CHUNKS = COLUMNS / 8;
-    for (int i = lane_id(); i < 16 * CHUNKS; i += WARP_SIZE)
-        if (Element* to = row_pointer(first_row + i / CHUNKS)) store_global_16(to + i % CHUNKS * 8, Chunk{});
-}

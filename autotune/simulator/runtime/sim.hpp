@@ -74,6 +74,7 @@ struct Tensor {
     u64 address, dims[4], strides[3], box_columns, box_rows, box_heads, element_bytes, swizzle_bytes, unused[3];
 };
 void tma_load(u32 address, const void* tensor, u32 mbarrier, const int (&at)[4], int line);
+void tma_store(const void* tensor, u32 address, const int (&at)[4], int line);
 void fence_async_proxy(int line);
 
 // ---- warpgroup multiplies (wgmma.cpp)

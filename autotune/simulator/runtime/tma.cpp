@@ -77,6 +77,23 @@ void tma_load(u32 address, const void* tensor, u32 mbarrier, const int (&at)[4],
     in_flight.push_back(copy);
 }
 
+// The other way, done at once: the issuing thread waits for its reads before it lets anybody write there.
+void tma_store(const void* tensor, u32 address, const int (&at)[4], int line) {
+    BulkCopy copy;
+    memcpy(&copy.tensor, tensor, sizeof copy.tensor);
+    std::copy(at, at + 4, copy.at);
+    const Tensor& t = copy.tensor;
+    const long pitch = line_bytes(t);
+    for (long i = 0; i < box_lines(t); ++i) {
+        long before, bytes;
+        u8* target = const_cast<u8*>(source_of(copy, i, before, bytes));
+        if (!target) continue;
+        check_global(target, int(bytes), 1, true, line);
+        for (long b = before; b < before + bytes; b += 2)
+            memcpy(target + b - before, shared_bytes(swizzled(address + u32(i * pitch + b), int(t.swizzle_bytes))), 2);
+    }
+}
+
 bool land_bulk_copy() {
     if (in_flight.empty()) return false;
     u32 i = chance.below(u32(in_flight.size()));

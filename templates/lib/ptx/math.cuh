@@ -11,6 +11,12 @@ DEVICE float log2_approx(float x) {
     return y;
 }
 
+DEVICE float reciprocal_approx(float x) {  // 1 ulp
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Two floats to one register of two 16-bit elements, round to nearest even; `low` takes the low half.
 template <typename Element> DEVICE u32 pack2(float low, float high);
 template <> DEVICE u32 pack2<bf16>(float low, float high) {

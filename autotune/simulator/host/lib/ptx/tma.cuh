@@ -3,7 +3,6 @@
 struct alignas(64) TensorMap { u64 words[16]; };
 static_assert(sizeof(TensorMap) == sizeof(sim::Tensor), "both are 128 bytes");
 
-constexpr u64 CACHE_NORMAL = 0x1000000000000000ull;
 constexpr u64 CACHE_EVICT_FIRST = 0x12F0000000000000ull;
 constexpr u64 CACHE_EVICT_LAST = 0x14F0000000000000ull;
 
@@ -12,3 +11,8 @@ DEVICE void tma_load(u32 smem_address, const TensorMap& map, u32 barrier, int co
     sim::tma_load(smem_address, &map, barrier, {column, row, head, batch}, line);
 }
 DEVICE void fence_async_proxy(AT) { sim::fence_async_proxy(line); }
+DEVICE void tma_store(const TensorMap& map, u32 smem_address, int column, int row, int head, int batch, AT) {
+    sim::tma_store(&map, smem_address, {column, row, head, batch}, line);
+}
+DEVICE void tma_store_commit() {}
+DEVICE void tma_store_wait_read() {}
