@@ -144,6 +144,10 @@ _MAP = struct.Struct("=Q4Q3Q4Ii")  # pointer, sizes, strides in bytes, box, data
 
 def encode_map(target, data_type, rank, pointer, sizes, strides, box, steps, interleave, swizzle, promotion, fill):
     """Stands for cuTensorMapEncodeTiled: refuses what the driver does, and writes down the rest."""
+    pointers = target, pointer, sizes, strides, box, steps
+    assert all(type(value) is ctypes.c_void_p for value in pointers)  # ctypes would cut an int to 32 bits
+    target, pointer, sizes, strides, box, steps = (value.value or 0 for value in pointers)
+    data_type, rank, swizzle = data_type.value, rank.value, swizzle.value
     sizes, strides, box, steps = (tuple((kind * n).from_address(address)) for kind, n, address in (
         (ctypes.c_uint64, 4, sizes), (ctypes.c_uint64, 3, strides), (ctypes.c_uint32, 4, box), (ctypes.c_uint32, 4, steps)))
     if target % 64 or pointer % 16 or any(stride % 16 or not 0 < stride < 2**40 for stride in strides) or not all(sizes) \
