@@ -13,6 +13,7 @@ from math import log, prod, sqrt
 
 import numpy as np
 
+from .layout import Layout
 from .numerics import MANTISSA_BITS, NAN_BITS, array_dtype, bits, empty, from_float32
 from .problem import Problem
 
@@ -21,7 +22,7 @@ ROWS = 64  # rows of a checked block; `mixed` changes its kind at this step
 
 LARGE = 16.0  # standard deviation of large logits; the largest of 65536 is near 70
 GAP = 24.0  # a needle's score stands this far above the others: they weigh e^-24 each
-PADDING = 256  # NaN rows before and after the keys of each batch entry
+PADDING = 256  # NaN rows before and after the keys of each batch entry; pages have an eighth of theirs
 CHUNK = 1 << 22  # elements generated at a time, to bound temporaries
 
 
@@ -31,6 +32,7 @@ class Inputs:
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), sinks (Hq,) float32 or None, alibi_slopes (Hq,) float32
     or None. Last strides are 1; k and v are views with gaps between batch entries for ``masked_nan`` and ``mixed``.
+    A paged k is (pages, page_size, Hkv, D), v likewise. `layout` knows each sequence's length and where its keys stand.
     """
 
     problem: Problem
@@ -43,44 +45,51 @@ class Inputs:
     sinks: object = field(repr=False)
     alibi_slopes: object = field(repr=False)
     scale: float = 1.0
+    layout: Layout | None = field(default=None, repr=False)
     exempt: np.ndarray | None = field(default=None, repr=False)  # (Sq,) bool: rows that see a non-finite K; their result is free
 
 
 def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np) -> Inputs:
     """Inputs of `kind` for `problem`, allocated by `xp` (numpy or cupy).
 
-    Raises `ValueError` for an unknown kind or a K/V source other than dense.
+    In a cache, ``random`` fills every sequence; the other kinds draw lengths, and make what is not in use non-finite.
+
+    Raises `ValueError` for an unknown kind or a K/V source that this package has no kernel for.
     """
     if kind not in KINDS:
         raise ValueError(f"input kind is {kind!r}; allowed are {', '.join(KINDS)}")
-    if problem.kv != "dense":
-        raise ValueError(f"inputs for {problem} cannot be made: K/V source {problem.kv!r} is not supported, only dense")
+    if problem.kv == "varlen" or problem.kv == "paged" and problem.op != "decode":
+        raise ValueError(f"inputs for {problem} cannot be made: K/V source {problem.kv!r} is not supported for it")
+    layout = Layout(problem, kind, seed, xp)
     scale = 1 / sqrt(problem.head_dim)
     b, sq, hq, d = problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim
     sk, hkv, dv = problem.seqlen_k, problem.heads_kv, problem.head_dim_v
     make = _Generator(xp, seed)
     q = make.normal((b, sq, hq, d), problem.dtype, LARGE if kind == "large" else 1.0)
-    padded = kind in ("masked_nan", "mixed")
-    k = _storage(xp, (b, sk, hkv, d), problem.kv_dtype, padded)
-    v = _storage(xp, (b, sk, hkv, dv), problem.kv_dtype, padded)
-    _assign(v, make.normal((b, sk, hkv, dv), problem.kv_dtype, 1.0), problem.kv_dtype)
+    padding = 0 if kind not in ("masked_nan", "mixed") else PADDING if problem.kv == "dense" else problem.page_size // 8 + 1
+    k_shape, v_shape = layout.shape(hkv, d), layout.shape(hkv, dv)
+    k = _storage(xp, k_shape, problem.kv_dtype, padding)
+    v = _storage(xp, v_shape, problem.kv_dtype, padding)
+    _assign(v, make.normal(v_shape, problem.kv_dtype, 1.0), problem.kv_dtype)
     exempt, level = None, log(max(_keys_of_last_row(problem), 1)) + 0.5  # e^(x^2/2) averages to e^0.5
     if kind == "equal":
         _assign(k, make.normal((1, 1, hkv, d), problem.kv_dtype, 1.0), problem.kv_dtype)
     elif kind in ("needles", "mixed"):
-        signs = make.normal((b, sk, hkv, d), problem.kv_dtype, None)
+        signs = make.normal(k_shape, problem.kv_dtype, None)
         _assign(k, signs, problem.kv_dtype)
         if sk:
             amplitude = _needle_amplitude(problem, scale)
-            needles = _needles(xp, make, problem, signs, amplitude)
+            needles = _needles(xp, make, problem, layout, signs, amplitude)
             q = needles if kind == "needles" else _mix(xp, problem, q, needles)
             level = amplitude * scale * d if kind == "needles" else level
     else:
-        _assign(k, make.normal((b, sk, hkv, d), problem.kv_dtype, 1.0), problem.kv_dtype)
+        _assign(k, make.normal(k_shape, problem.kv_dtype, 1.0), problem.kv_dtype)
     if kind == "large":
         level = LARGE * sqrt(2 * log(max(_keys_of_last_row(problem), 2)))
+    if kind != "random":
+        _poison_unused(layout, k, v)
     if kind == "masked_nan":
-        exempt = _poison_hidden(problem, k, v)
+        exempt = _poison_hidden(layout, k, v)
     sinks = xp.asarray(make.host_normal(hq) + np.float32(level)) if problem.sinks else None
     slopes = None
     if problem.alibi:
@@ -88,15 +97,16 @@ def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np) -> Inputs:
         if kind in ("needles", "mixed"):
             slopes *= 4 / max(sk, 4)  # so that distance does not outweigh the needle
         slopes = xp.asarray(slopes.astype(np.float32))
-    return Inputs(problem, kind, seed, xp, q, k, v, sinks, slopes, scale, exempt)
+    return Inputs(problem, kind, seed, xp, q, k, v, sinks, slopes, scale, layout, exempt)
 
 
-def visible_range(problem: Problem, rows):
-    """(first, end): row i sees the keys first[i] <= j < end[i]. `rows` is an int64 array of numpy or cupy."""
-    aligned = rows + (problem.seqlen_k - problem.seqlen_q)
-    first = rows * 0 if problem.window_left is None else (aligned - problem.window_left).clip(0, problem.seqlen_k)
-    end = rows * 0 + problem.seqlen_k if problem.window_right is None \
-        else (aligned + problem.window_right + 1).clip(0, problem.seqlen_k)
+def visible_range(problem: Problem, rows, length=None):
+    """(first, end): row i sees the keys first[i] <= j < end[i]. `rows` is an int64 array of numpy or cupy; `length`, of a
+    shape that goes with it, is how many keys there are if not seqlen_k."""
+    length = problem.seqlen_k if length is None else length
+    aligned = rows + (length - problem.seqlen_q)
+    first = aligned * 0 if problem.window_left is None else (aligned - problem.window_left).clip(0, length)
+    end = aligned * 0 + length if problem.window_right is None else (aligned + problem.window_right + 1).clip(0, length)
     return first, end
 
 
@@ -144,14 +154,14 @@ def _mix32(word, key: int):
     return word ^ (word >> 16)
 
 
-def _storage(xp, shape, dtype: str, padded: bool):
-    """An array, or a view into a larger one that is NaN before and after each batch entry's keys."""
-    if not padded:
+def _storage(xp, shape, dtype: str, padding: int):
+    """An array, or a view into a larger one with `padding` rows of NaN before and after each batch entry's (or page's) keys."""
+    if not padding:
         return empty(xp, shape, dtype)
     b, s, h, d = shape
-    whole = empty(xp, (b, s + 2 * PADDING, h, d), dtype)
+    whole = empty(xp, (b, s + 2 * padding, h, d), dtype)
     bits(whole, dtype).fill(NAN_BITS[dtype])
-    return whole[:, PADDING:PADDING + s]
+    return whole[:, padding:padding + s]
 
 
 def _assign(target, values, dtype: str) -> None:
@@ -173,28 +183,28 @@ def _needle_amplitude(problem: Problem, scale: float) -> float:
     return float(np.exp2(np.ceil(np.log2(amplitude))))
 
 
-def _needles(xp, make: _Generator, problem: Problem, signs, amplitude: float):
+def _needles(xp, make: _Generator, problem: Problem, layout: Layout, signs, amplitude: float):
     """q whose row (b, i, h) is `amplitude` times the key that it must find."""
     b, hq = problem.batch, problem.heads_q
-    target = _targets(xp, make, problem)
+    target = _targets(xp, make, problem, layout)
     batch = xp.arange(b).reshape(b, 1, 1)
     head = (xp.arange(hq) // problem.group).reshape(1, 1, hq)
     q_bits = 8 * array_dtype(problem.dtype).itemsize
     sign = bits(signs, problem.kv_dtype) >> (8 * signs.itemsize - 1)
     word = np.array(amplitude, np.float32).astype(array_dtype(problem.dtype)).view(f"u{q_bits // 8}")[()]
-    sign = sign[batch, target, head].astype(word.dtype) << (q_bits - 1)
+    sign = sign[(*layout.at(batch, target), head)].astype(word.dtype) << (q_bits - 1)
     return (sign | word).view(array_dtype(problem.dtype))
 
 
-def _targets(xp, make: _Generator, problem: Problem):
+def _targets(xp, make: _Generator, problem: Problem, layout: Layout):
     """(B, Sq, Hq) int64: the key that each row must find, one that it sees if it sees any."""
-    b, sq, hq, sk = problem.batch, problem.seqlen_q, problem.heads_q, problem.seqlen_k
+    b, sq, hq = problem.batch, problem.seqlen_q, problem.heads_q
+    sk = xp.asarray(layout.lengths).reshape(-1, 1, 1)
     make.stream += 1
     word = make.words(b * sq * hq)
     draw = _mix32(word, 0x85EBCA6B).astype(np.int64).reshape(b, sq, hq)
     word = word.astype(np.int64).reshape(b, sq, hq)
-    first, end = visible_range(problem, xp.arange(sq, dtype=np.int64))
-    first, end = first.reshape(1, sq, 1), end.reshape(1, sq, 1)
+    first, end = visible_range(problem, xp.arange(sq, dtype=np.int64).reshape(1, sq, 1), sk)
     anywhere = first + draw % xp.maximum(end - first, 1)
     before = (word >> 8) & 1  # the last key before an edge or the first after it
     tile_edge = anywhere // 16 * 16 - before  # every tile is a multiple of 16 keys
@@ -203,7 +213,7 @@ def _targets(xp, make: _Generator, problem: Problem):
     choice = word % 8
     target = xp.where(choice < 4, anywhere, xp.where(choice == 4, first, xp.where(choice == 5, end - 1, tile_edge)))
     target = xp.where(choice == 7, split_edge, target)
-    return xp.maximum(xp.minimum(target, end - 1), xp.minimum(first, sk - 1)).clip(0, sk - 1)
+    return xp.maximum(xp.minimum(target, end - 1), xp.minimum(first, sk - 1)).clip(0, xp.maximum(sk - 1, 0))
 
 
 def _mix(xp, problem: Problem, normal, needles):
@@ -218,26 +228,38 @@ def _mix(xp, problem: Problem, normal, needles):
     return mixed.astype(word.dtype).view(array_dtype(problem.dtype))
 
 
-def _poison_hidden(problem: Problem, k, v) -> np.ndarray:
+def _poison_unused(layout: Layout, k, v) -> None:
+    """Makes the places of a cache that hold no key non-finite."""
+    unused = layout.unused()
+    if unused is not None:
+        for array in (k, v):
+            bits(array, layout.problem.kv_dtype)[unused] = NAN_BITS[layout.problem.kv_dtype]
+
+
+def _poison_hidden(layout: Layout, k, v) -> np.ndarray:
     """Makes K and V non-finite where nobody sees them, and K at the outermost visible keys.
 
     Returns (Sq,) bool: the rows that do see such a K. Every other row must be as if the key were finite.
     """
-    sq, sk = problem.seqlen_q, problem.seqlen_k
+    problem = layout.problem
+    sq = problem.seqlen_q
     exempt = np.zeros(sq, bool)
-    if sq == 0 or sk == 0:
-        return exempt
-    first, end = visible_range(problem, np.arange(sq, dtype=np.int64))
-    seen_first, seen_end = int(first.min()), int(end.max())
-    for array in (k, v):
-        word = bits(array, problem.kv_dtype)
-        word[:, :seen_first] = NAN_BITS[problem.kv_dtype]
-        word[:, max(seen_end, seen_first):] = NAN_BITS[problem.kv_dtype]
-    edges = [] if problem.window_right is None else [seen_end - 1]
-    edges += [] if problem.window_left is None else [seen_first]
-    for key in edges:
-        sees = (first <= key) & (key < end)
-        if seen_first <= key < seen_end and sees.sum() <= sq // 2:  # keep rows to check
-            bits(k, problem.kv_dtype)[:, key] = NAN_BITS[problem.kv_dtype]
-            exempt |= sees
+    rows = np.arange(sq, dtype=np.int64)
+    nan = NAN_BITS[problem.kv_dtype]
+    k_bits, v_bits = bits(k, problem.kv_dtype), bits(v, problem.kv_dtype)
+    for length, batches in layout.by_length():
+        if sq == 0 or length == 0:
+            continue
+        first, end = visible_range(problem, rows, length)
+        seen_first, seen_end = int(first.min()), max(int(end.max()), int(first.min()))
+        for word in (k_bits, v_bits):
+            layout.fill(word, batches, 0, seen_first, nan)
+            layout.fill(word, batches, seen_end, length, nan)
+        edges = [] if problem.window_right is None else [seen_end - 1]
+        edges += [] if problem.window_left is None else [seen_first]
+        for key in edges:
+            sees = (first <= key) & (key < end)
+            if seen_first <= key < seen_end and sees.sum() <= sq // 2:  # keep rows to check
+                layout.fill(k_bits, batches, key, key + 1, nan)
+                exempt |= sees
     return exempt

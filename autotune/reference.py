@@ -62,7 +62,7 @@ def expect(inputs: Inputs, blocks: np.ndarray | None = None) -> Expected:
     """The reference and the tolerance for `blocks` ((n, 3), as `all_blocks` gives; None: all of them)."""
     problem, xp = inputs.problem, inputs.xp
     blocks = all_blocks(problem) if blocks is None else blocks
-    first, end = _key_range(problem, blocks)
+    first, end = _key_range(inputs, blocks)
     out = xp.zeros((len(blocks), ROWS, problem.head_dim_v), np.float64)
     lse = xp.zeros((len(blocks), ROWS), np.float64)
     skip = _skipped(inputs, blocks)
@@ -95,6 +95,7 @@ class _Tile:
     visible: object  # (n, 64, W) bool
     head: object  # (n,)
     batch: object  # (n,)
+    length: object  # (n,) int64: keys of the block's sequence
 
 
 def _attend(inputs: Inputs, tile: _Tile, dtype):
@@ -109,7 +110,7 @@ def _attend(inputs: Inputs, tile: _Tile, dtype):
     if inputs.alibi_slopes is not None:
         slopes = inputs.alibi_slopes
         slopes = slopes[tile.head] if slopes.ndim == 1 else slopes[tile.batch, tile.head]
-        distance = tile.rows[..., None] + (problem.seqlen_k - problem.seqlen_q) - tile.keys[:, None]
+        distance = tile.rows[..., None] + (tile.length - problem.seqlen_q)[:, None, None] - tile.keys[:, None]
         s = s - slopes.astype(dtype)[:, None, None] * xp.abs(distance).astype(dtype)
     s = xp.where(tile.visible, s, dtype(-np.inf))
     # The sink is one more column, with no value: it also keeps the maximum defined when there are no keys.
@@ -153,20 +154,21 @@ def _gather(inputs: Inputs, blocks: np.ndarray, first: np.ndarray, end: np.ndarr
     rows = xp.asarray(_rows(problem, blocks))
     keys = xp.asarray(first)[:, None] + xp.arange(width)
     inside = keys < xp.asarray(end)[:, None]
-    row_first, row_end = visible_range(problem, rows)
+    length = xp.asarray(inputs.layout.lengths[blocks[:, 0]])
+    row_first, row_end = visible_range(problem, rows, length[:, None])
     visible = inside[:, None] & (keys[:, None] >= row_first[..., None]) & (keys[:, None] < row_end[..., None])
 
     def take(array, at, heads, name):
-        return to_float32(bits(array, name)[batch[:, None], at, heads[:, None]].view(array.dtype), name)
+        return to_float32(bits(array, name)[(*at, heads[:, None])].view(array.dtype), name)
 
-    q = take(inputs.q, rows, head, problem.dtype)
+    q = take(inputs.q, (batch[:, None], rows), head, problem.dtype)
     if width:
-        at = keys.clip(0, problem.seqlen_k - 1)
+        at = inputs.layout.at(batch[:, None], xp.minimum(keys, xp.maximum(length - 1, 0)[:, None]))
         k, v = (take(array, at, head // problem.group, problem.kv_dtype) for array in (inputs.k, inputs.v))
         v = xp.where(inside[..., None], v, np.float32(0))
     else:
         k, v = (xp.zeros((len(blocks), 0, d), np.float32) for d in (problem.head_dim, problem.head_dim_v))
-    return _Tile(q, k, v, rows, keys, visible, head, batch)
+    return _Tile(q, k, v, rows, keys, visible, head, batch, length)
 
 
 def _rows(problem: Problem, blocks: np.ndarray) -> np.ndarray:
@@ -174,10 +176,11 @@ def _rows(problem: Problem, blocks: np.ndarray) -> np.ndarray:
     return np.minimum(blocks[:, 2:] * ROWS + np.arange(ROWS), problem.seqlen_q - 1)
 
 
-def _key_range(problem: Problem, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _key_range(inputs: Inputs, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(first, end), each (n,): all keys that some row of the block sees. Both bounds grow with the row."""
-    rows = _rows(problem, blocks)
-    first, end = visible_range(problem, rows[:, 0])[0], visible_range(problem, rows[:, -1])[1]
+    problem = inputs.problem
+    rows, length = _rows(problem, blocks), inputs.layout.lengths[blocks[:, 0]]
+    first, end = visible_range(problem, rows[:, 0], length)[0], visible_range(problem, rows[:, -1], length)[1]
     return first, np.maximum(first, end)
 
 

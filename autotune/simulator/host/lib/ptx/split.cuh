@@ -3,18 +3,18 @@
 struct Floats4 { float x[4]; };
 
 DEVICE void store_shared_floats(u32 smem_address, float first, float second, AT) {
-    const float pair[2] = {first, second};
-    sim::shared_write(smem_address, pair, 8, line);
+    const float two[2] = {first, second};
+    sim::shared_write(smem_address, two, 8, line);
 }
 DEVICE Floats4 load_shared_floats(u32 smem_address, AT) {
     Floats4 v;
     memcpy(v.x, sim::shared_read(smem_address, 16, line), 16);
     return v;
 }
-DEVICE void store_global_floats(float* global, const Floats4& v, AT) { memcpy(sim::global_write(global, 16, line), v.x, 16); }
+DEVICE void store_global_floats(float* global, const Floats4& v, AT) { sim::global_write(global, v.x, 16, line); }
 DEVICE void store_global_floats(float* global, float first, float second, AT) {
-    const float pair[2] = {first, second};
-    memcpy(sim::global_write(global, 8, line), pair, 8);
+    const float two[2] = {first, second};
+    sim::global_write(global, two, 8, line);
 }
 DEVICE Floats4 load_global_floats(const float* global, AT) {
     Floats4 v;
@@ -22,18 +22,13 @@ DEVICE Floats4 load_global_floats(const float* global, AT) {
     return v;
 }
 DEVICE void load_global_floats(const float* global, float& first, float& second, AT) {
-    float pair[2];
-    memcpy(pair, sim::global_read(global, 8, line), 8);
-    first = pair[0], second = pair[1];
+    float two[2];
+    memcpy(two, sim::global_read(global, 8, line), 8);
+    first = two[0], second = two[1];
 }
 
-DEVICE void fence_device() {}
-
-DEVICE u32 take_ticket(u32* counter, u32 last, AT) {
-    const u32 before = *counter;
-    *reinterpret_cast<u32*>(sim::global_write(counter, 4, line)) = before >= last ? 0 : before + 1;
-    return before;
-}
+DEVICE void fence_device(AT) { sim::fence_device(line); }
+DEVICE u32 take_ticket(u32* counter, u32 last, AT) { return sim::atomic_inc(counter, last, line); }
 
 template <int PREFETCH> DEVICE void stream_async_16(u32 smem_address, const void* global, bool valid, AT) {
     sim::copy_async(smem_address, global, 16, valid, line);
