@@ -42,11 +42,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What came of a simulated launch. `source` is the file that was compiled."""
+    """What came of a simulated launch. `source` is the file that was compiled, `log` what it wrote to standard error."""
 
     findings: tuple[Finding, ...]
     source: Path
     seconds: float
+    log: str
 
     @property
     def ok(self) -> bool:
@@ -91,9 +92,9 @@ def launch(source: str, steps: Sequence[Step], memory: Memory, params: bytes, se
     with memory.file() as lines:
         job = [*lines, f"seed {seed}", *(_launch(step, params_at) for step in steps), ""]
         started = time.perf_counter()
-        findings = _run(executable, "\n".join(job), timeout_s)
+        findings, log = _run(executable, "\n".join(job), timeout_s)
         seconds = time.perf_counter() - started
-    return Simulation(findings, executable.with_name("kernel.cpp"), seconds)
+    return Simulation(findings, executable.with_name("kernel.cpp"), seconds, log)
 
 
 def _launch(step: Step, params_at: int) -> str:
@@ -101,18 +102,18 @@ def _launch(step: Step, params_at: int) -> str:
     return f"step {step.entry} {grid} {step.block} {step.smem_bytes} {params_at}"
 
 
-def _run(executable: Path, job: str, timeout_s: float) -> tuple[Finding, ...]:
+def _run(executable: Path, job: str, timeout_s: float) -> tuple[tuple[Finding, ...], str]:
+    """(findings, standard error). Whatever becomes of the process is a finding."""
     try:
         done = subprocess.run([executable], input=job, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired as expired:
-        output = (expired.stdout or b"").decode()
         late = Finding("timeout", 0, "", f"the simulation was not done after {timeout_s:g} s")
-        return (*_findings(executable, output), late)
+        return (*_findings(executable, (expired.stdout or b"").decode()), late), (expired.stderr or b"").decode()
     findings = _findings(executable, done.stdout)
     if done.returncode or not done.stdout.endswith("done\n"):
         crash = Finding("crash", 0, "", f"the simulation ended with code {done.returncode}: {done.stderr[-300:]}")
         findings = (*findings, crash)
-    return findings
+    return findings, done.stderr
 
 
 def _findings(executable: Path, output: str) -> tuple[Finding, ...]:

@@ -141,6 +141,7 @@ static void launch(const std::string& name, int grid, int threads, u32 smem_byte
         std::swap(blocks[i], blocks[chance.below(i + 1)]);
     }
     block.grid = grid;
+    reset_launch();
     make_stacks(threads);
     for (int id : blocks) {
         start_block(id, threads, smem_bytes);

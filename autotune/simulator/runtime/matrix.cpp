@@ -129,4 +129,28 @@ void ldmatrix_x4(u32* registers, u32 address, bool transposed, int line) {
     collective(transposed ? ldmatrix_warp<true> : ldmatrix_warp<false>, &load, line);
 }
 
+// ---- stmatrix
+
+struct StoreMatrix { u32 address; const u32* registers; int line; };
+
+static void stmatrix_warp(void* const* arguments) {
+    u16 element[4][8][8];
+    for (int lane = 0; lane < WARP; ++lane)
+        for (int i = 0; i < 4; ++i) memcpy(&element[i][lane / 4][lane % 4 * 2], &static_cast<const StoreMatrix*>(arguments[lane])->registers[i], 4);
+    for (int lane = 0; lane < WARP; ++lane) {
+        const StoreMatrix& store = *static_cast<const StoreMatrix*>(arguments[lane]);
+        const Thread& thread = *self->warp->lanes[lane];
+        const Actor actor{thread, u32(thread.id), order_now(thread), false, store.line};
+        check_shared_bounds(store.address, 16, true, store.line);
+        check_write(actor, store.address, 16);
+        stamp_write(actor, store.address, 16);
+        memcpy(shared_bytes(store.address), element[lane / 8][lane % 8], 16);
+    }
+}
+
+void stmatrix_x4(u32 address, const u32* registers, int line) {
+    StoreMatrix store{address, registers, line};
+    collective(stmatrix_warp, &store, line);
+}
+
 }  // namespace sim

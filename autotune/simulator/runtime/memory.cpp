@@ -7,7 +7,6 @@ namespace sim {
 
 constexpr u8 POISON = 0xff;  // NaN in every float type
 
-std::vector<Buffer> buffers;
 static std::vector<u8> data;                     // dynamic shared memory
 static std::vector<Access> written;              // for each byte
 static std::vector<std::vector<Access>> read_by;  // [warp][byte]: the last lane's
@@ -24,8 +23,6 @@ void reset_memory() {
 }
 
 u8* shared_bytes(u32 address) { return data.data() + (address - SHARED_BASE); }
-
-// ---- shared memory
 
 static std::string place(u32 address) { return format("shared byte %d", int(address - SHARED_BASE)); }
 
@@ -130,10 +127,15 @@ static bool repeats_a_write(const Actor& actor, u32 address, const void* data, i
     return !ordered;
 }
 
-void settle_write(u32 address, int bytes, u32 agent, u32 step) {
-    Access* w = &written[address - SHARED_BASE];
+static void settle(Access* accesses, int bytes, u32 agent, u32 step) {
     for (int i = 0; i < bytes; ++i)
-        if (w[i].step == PENDING && w[i].agent == agent) w[i].step = step;
+        if (accesses[i].step == PENDING && accesses[i].agent == agent) accesses[i].step = step;
+}
+
+void settle_write(u32 address, int bytes, u32 agent, u32 step) { settle(&written[address - SHARED_BASE], bytes, agent, step); }
+
+void settle_read(const Warp& warp, u32 address, int bytes, u32 agent, u32 step) {
+    settle(&read_by[warp.id][address - SHARED_BASE], bytes, agent, step);
 }
 
 Actor this_thread(int line) { return {*self, u32(self->id), order_now(*self), false, line}; }
@@ -158,59 +160,6 @@ void shared_write(u32 address, const void* data, int bytes, int line) {
     check_write(me, address, bytes);
     stamp_write(me, address, bytes);
     memcpy(shared_bytes(address), data, bytes);
-}
-
-// ---- global memory
-
-static const Buffer* nearest_buffer(const u8* address) {
-    auto distance = [&](const Buffer& b) {
-        return address < b.begin ? b.begin - address : address >= b.begin + b.bytes ? address - (b.begin + b.bytes) + 1 : 0;
-    };
-    const Buffer* best = nullptr;
-    for (const Buffer& b : buffers)
-        if (!best || distance(b) < distance(*best)) best = &b;
-    return best;
-}
-
-std::string describe_global(const void* pointer, int bytes) {
-    const u8* address = static_cast<const u8*>(pointer);
-    if (!address) return "a null pointer";
-    const Buffer* b = nearest_buffer(address);
-    long offset = b ? address - b->begin : 0;
-    if (!b || offset < -(1L << 24) || offset > long(b->bytes) + (1L << 24)) return format("%p, which is near no array", pointer);
-    if (offset < 0) return format("%ld bytes before %s", -offset, b->name.c_str());
-    if (offset >= long(b->bytes)) return format("%ld bytes after the end of %s", offset - long(b->bytes), b->name.c_str());
-    const char* how = offset + bytes > long(b->bytes) ? ", across its end" : "";
-    return format("byte %ld of %s%s", offset, b->name.c_str(), how);
-}
-
-void check_global(const void* pointer, int bytes, int alignment, bool writes, int line) {
-    const u8* address = static_cast<const u8*>(pointer);
-    const char* verb = writes ? "writes" : "reads";
-    const Buffer* b = address ? nearest_buffer(address) : nullptr;
-    if (!b || address < b->begin || address + bytes > b->begin + b->bytes)
-        fatal("out of bounds", line, format("%s %s %d bytes at %s", name_of(*self).c_str(), verb, bytes,
-                                            describe_global(pointer, bytes).c_str()));
-    if (std::find(b->mask + (address - b->begin), b->mask + (address - b->begin) + bytes, 0) != b->mask + (address - b->begin) + bytes)
-        fatal("out of bounds", line, format("%s %s %d bytes at %s, in a gap between its rows", name_of(*self).c_str(), verb, bytes,
-                                            describe_global(pointer, bytes).c_str()));
-    if (writes && !b->writable)
-        fatal("out of bounds", line, format("%s writes to %s, an input", name_of(*self).c_str(), describe_global(pointer, bytes).c_str()));
-    if (reinterpret_cast<u64>(pointer) % alignment)
-        fatal("misaligned", line, format("%s %s %d bytes at %s", name_of(*self).c_str(), verb, bytes,
-                                         describe_global(pointer, bytes).c_str()));
-}
-
-const u8* global_read(const void* pointer, int bytes, int line) {
-    self->line = line;
-    check_global(pointer, bytes, bytes, false, line);
-    return static_cast<const u8*>(pointer);
-}
-
-u8* global_write(void* pointer, int bytes, int line) {
-    self->line = line;
-    check_global(pointer, bytes, bytes, true, line);
-    return static_cast<u8*>(pointer);
 }
 
 }  // namespace sim

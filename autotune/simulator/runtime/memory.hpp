@@ -42,6 +42,7 @@ void check_write(const Actor& actor, u32 address, int bytes);
 void stamp_write(const Actor& actor, u32 address, int bytes);
 // The asynchronous write of `agent` to these bytes has been waited for: from now on it counts as one of its `step`.
 void settle_write(u32 address, int bytes, u32 agent, u32 step);
+void settle_read(const Warp& warp, u32 address, int bytes, u32 agent, u32 step);
 
 void check_global(const void* pointer, int bytes, int alignment, bool writes, int line);
 std::string describe_global(const void* address, int bytes);

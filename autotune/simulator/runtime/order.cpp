@@ -7,7 +7,7 @@
 
 namespace sim {
 
-static int components;
+static int components, first_block;
 static std::vector<u32> clocks;  // (threads, 2, components)
 static std::vector<u32> warp_steps;
 
@@ -19,7 +19,8 @@ static void join(u32* into, const u32* from, int count) {
 
 void order_reset() {
     int warps = int(block.warp.size());
-    components = block.threads + MBARRIERS + warps + (warps + WARPGROUP_WARPS - 1) / WARPGROUP_WARPS;
+    first_block = block.threads + MBARRIERS + warps + (warps + WARPGROUP_WARPS - 1) / WARPGROUP_WARPS;
+    components = first_block + block.grid;
     warp_steps.assign(warps, 0);
     clocks.assign(size_t(block.threads) * 2 * components, 0);
     for (int i = 0; i < block.threads; ++i) clock_of(i)[i] = 1;
@@ -29,9 +30,11 @@ std::vector<u32> order_empty() { return std::vector<u32>(2 * components, 0); }
 
 int mbarrier_agent(int index) { return block.threads + index; }
 int warp_agent(int warp) { return block.threads + MBARRIERS + warp; }
+int block_agent(int id) { return first_block + id; }
 int warpgroup_agent(int warpgroup) { return block.threads + MBARRIERS + int(block.warp.size()) + warpgroup; }
 
-u32 order_now(const Thread& thread) { return clock_of(thread.id)[thread.id]; }
+u32 order_step_of(const Thread& thread, u32 agent) { return clock_of(thread.id)[agent]; }
+u32 order_now(const Thread& thread) { return order_step_of(thread, thread.id); }
 
 u32 order_warp_step(const Warp& warp) {
     u32 step = ++warp_steps[warp.id];
@@ -48,9 +51,13 @@ void order_learn(const Thread& thread, u32 agent, u32 step) {
     known = std::max(known, step);
 }
 
+std::vector<u32> order_clock(const Thread& thread) { return {clock_of(thread.id), clock_of(thread.id) + components}; }
+
+void order_step(const Thread& thread) { ++clock_of(thread.id)[thread.id]; }
+
 void order_release(const Thread& thread, u32* into) {
     join(into, clock_of(thread.id), 2 * components);
-    ++clock_of(thread.id)[thread.id];
+    order_step(thread);
 }
 
 void order_acquire(const Thread& thread, const u32* from) { join(clock_of(thread.id), from, 2 * components); }
@@ -64,7 +71,7 @@ void order_warp(const Warp& warp) {
 void order_fence_proxy(const Thread& thread) {
     u32* clock = clock_of(thread.id);
     join(clock + components, clock, components);
-    ++clock[thread.id];
+    order_step(thread);
 }
 
 }  // namespace sim

@@ -44,9 +44,9 @@ void set_waiting(Thread& t, Wait wait, u32 object, u32 parity, int line) {
 
 // Lands one asynchronous operation that is in flight; false if there is none.
 static bool land_one() {
-    bool (*const kinds[])() = {land_copy, land_bulk_copy, land_multiply};
-    for (u32 first = chance.below(3), i = 0; i < 3; ++i)
-        if (kinds[(first + i) % 3]()) return true;
+    bool (*const kinds[])() = {land_copy, land_bulk_copy, land_bulk_store, land_multiply};
+    for (u32 first = chance.below(4), i = 0; i < 4; ++i)
+        if (kinds[(first + i) % 4]()) return true;
     return false;
 }
 
@@ -223,10 +223,12 @@ void start_block(int id, int threads, u32 smem_bytes) {
         t.warp->lanes[t.lane] = &t;
     }
     order_reset();
+    reset_global_order();
     reset_memory();
     reset_copies();
     reset_mbarriers();
     reset_bulk_copies();
+    reset_bulk_stores();
     reset_multiplies();
     for (Barrier& b : barriers) b = Barrier{}, b.clock = order_empty();
 }
@@ -240,7 +242,10 @@ void run_block(void (*body)()) {
     switch_fiber(&main_stack, self->stack_pointer);
     while (land_copy()) {}
     if (int count = bulk_copies_in_flight())
-        finding("barrier misuse", 0, format("the block ended while %d bulk copies into its shared memory were under way", count));
+        finding("race", 0, format("the block ended while %d copies into its shared memory were under way", count));
+    if (int count = bulk_stores_in_flight())
+        finding("race", 0, format("the block ended while %d stores from its shared memory were under way", count));
+    while (land_bulk_store()) {}
 }
 
 }  // namespace sim

@@ -35,12 +35,14 @@ void sync_warp(int line);
 // Barrier `id` for `threads` threads, 0 for all of the block. Without `wait`, the warp arrives and goes on.
 void barrier(int id, int threads, bool wait, int line);
 
-// ---- memory (memory.cpp): checked for bounds, alignment, initialisation and races
+// ---- memory (memory.cpp, global.cpp): checked for bounds, alignment, initialisation and races
 
 const u8* shared_read(u32 address, int bytes, int line);
 void shared_write(u32 address, const void* data, int bytes, int line);
 const u8* global_read(const void* pointer, int bytes, int line);
-u8* global_write(void* pointer, int bytes, int line);
+void global_write(void* pointer, const void* data, int bytes, int line);
+void fence_device(int line);
+u32 atomic_inc(u32* counter, u32 last, int line);  // to 0 after `last`; gives the value before
 
 // ---- asynchronous copies (copies.cpp)
 
@@ -66,6 +68,7 @@ u32 from_float(Format format, float x);  // to nearest, ties to even
 void mma_m16n8k16(Format format, float* c, const u32* a, u32 b0, u32 b1, int line);
 // Four 8 x 8 matrices of 16-bit elements; lane 8 i + j names row j of matrix i.
 void ldmatrix_x4(u32* registers, u32 address, bool transposed, int line);
+void stmatrix_x4(u32 address, const u32* registers, int line);
 
 // ---- the copy engine (tma.cpp)
 
@@ -75,6 +78,8 @@ struct Tensor {
 };
 void tma_load(u32 address, const void* tensor, u32 mbarrier, const int (&at)[4], int line);
 void tma_store(const void* tensor, u32 address, const int (&at)[4], int line);
+void tma_store_commit(int line);
+void tma_store_wait_read(int line);
 void fence_async_proxy(int line);
 
 // ---- warpgroup multiplies (wgmma.cpp)

@@ -71,18 +71,23 @@ std::string name_of(const Thread& thread);  // "warp 2 lane 5"
 
 // ---- between the parts
 
-void start_block(int id, int threads, u32 smem_bytes);  // memory.cpp, copies.cpp: fresh state
+void reset_launch();                                    // global.cpp
+void start_block(int id, int threads, u32 smem_bytes);  // fresh state of everything below
 void run_block(void (*body)());                         // schedule.cpp
+void reset_global_order();
 void reset_memory();
 void reset_copies();
 void reset_mbarriers();
 void reset_bulk_copies();
+void reset_bulk_stores();
 void reset_multiplies();
 // Each lands one operation of its kind that is in flight; false if there is none.
 bool land_copy();
 bool land_bulk_copy();
+bool land_bulk_store();
 bool land_multiply();
 int bulk_copies_in_flight();
+int bulk_stores_in_flight();
 
 void wake(Thread& thread);
 void set_waiting(Thread& thread, Wait wait, u32 object, u32 parity, int line);
@@ -90,8 +95,8 @@ void pass_on();                                                // schedule.cpp: 
 std::string describe_mbarrier(u32 address, u32 parity);        // mbarrier.cpp
 
 // Happens-before order (order.cpp). Agents are the threads, the mbarriers (for the copies that they count), the warps (for
-// what their lanes do as one) and the warpgroups (for their multiplies). A clock has a component for each: the last of its
-// steps that is known to have happened.
+// what their lanes do as one), the warpgroups (for their multiplies) and the blocks of the grid (for what they publish). A
+// clock has a component for each: the last of its steps that is known to have happened.
 constexpr int MBARRIERS = 32;
 constexpr int WARPGROUP_WARPS = 4;
 void order_reset();
@@ -99,11 +104,15 @@ std::vector<u32> order_empty();
 int mbarrier_agent(int index);
 int warp_agent(int warp);
 int warpgroup_agent(int warpgroup);
+int block_agent(int id);
 u32 order_now(const Thread& thread);                           // the step that stamps its accesses
+u32 order_step_of(const Thread& thread, u32 agent);            // the last that the thread knows
 u32 order_warp_step(const Warp& warp);                         // the step of what its lanes do now as one
 bool order_seen(const Thread& thread, u32 agent, u32 step);    // whether that step happened before what it does now
 bool order_fenced(const Thread& thread, u32 agent, u32 step);  // and a proxy fence stood in between
 void order_learn(const Thread& thread, u32 agent, u32 step);   // it has waited for that step
+std::vector<u32> order_clock(const Thread& thread);            // the component of each agent
+void order_step(const Thread& thread);                         // what follows is not yet part of any release
 void order_release(const Thread& thread, u32* into);           // what it did happened before whoever acquires from `into`
 void order_acquire(const Thread& thread, const u32* from);
 void order_warp(const Warp& warp);                             // its lanes see what each of them did

@@ -73,9 +73,9 @@ DEVICE u32 smem_base() { return sim::SHARED_BASE; }
 template <typename T> struct SharedArray {
     u32 address;
     DEVICE T get(int i, AT) const {
-        T value;
-        memcpy(&value, sim::shared_read(address + i * sizeof(T), sizeof(T), line), sizeof(T));
-        return value;
+        alignas(T) unsigned char bytes[sizeof(T)];
+        memcpy(bytes, sim::shared_read(address + i * sizeof(T), sizeof(T), line), sizeof(T));
+        return *reinterpret_cast<T*>(bytes);
     }
     DEVICE void set(int i, T value, AT) const { sim::shared_write(address + i * sizeof(T), &value, sizeof(T), line); }
 };

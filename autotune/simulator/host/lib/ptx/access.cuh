@@ -9,4 +9,4 @@ DEVICE Chunk load_shared_16(u32 smem_address, AT) {
     memcpy(c.word, sim::shared_read(smem_address, 16, line), 16);
     return c;
 }
-DEVICE void store_global_16(void* global, const Chunk& c, AT) { memcpy(sim::global_write(global, 16, line), c.word, 16); }
+DEVICE void store_global_16(void* global, const Chunk& c, AT) { sim::global_write(global, c.word, 16, line); }

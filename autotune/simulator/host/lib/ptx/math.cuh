@@ -3,8 +3,7 @@
 DEVICE float flushed(float x) { return std::fabs(x) < 1.17549435e-38f ? std::copysign(0.0f, x) : x; }  // subnormals to 0
 DEVICE float exp2_approx(float x) { return flushed(std::exp2(flushed(x))); }
 DEVICE float log2_approx(float x) { return std::log2(flushed(x)); }
-
-DEVICE float reciprocal_approx(float x) { return 1.0f / x; }
+DEVICE float reciprocal_approx(float x) { return flushed(1.0f / flushed(x)); }
 
 template <typename Element> DEVICE u32 pack2(float low, float high);
 template <> DEVICE u32 pack2<bf16>(float low, float high) {

@@ -1,6 +1,5 @@
-// Twin of lib/ptx/stmatrix.cuh: each lane stores its own elements, where the matrices put them.
+// Twin of lib/ptx/stmatrix.cuh.
 
 template <typename Tile> DEVICE void store_a(const Tile& tile, int lane, int row, int chunk, const u32 (&a)[4], AT) {
-    for (int i = 0; i < 4; ++i)
-        sim::shared_write(tile.address(row + i % 2 * 8 + lane / 4, chunk + i / 2) + lane % 4 * 4, &a[i], 4, line);
+    sim::stmatrix_x4(tile.address(row, chunk, lane % 16, lane / 16), a, line);
 }
