@@ -9,12 +9,13 @@ from .arguments import describe, number, positive_scale
 from .arrays import OTHER, library_of
 from .attention import NO_WINDOW, unsuited
 from .gpu import Gpu, detect
-from .kernels import KERNELS, kernel_of
+from .kernels import kernel_of
 from .kernels.base import Kernel
 from .lookup import Match
 from .plans import match_for, match_without_maps
 from .problem import Problem
 from .tensormap import unmappable
+from .why import EVIDENCE, TIERS, passed_over
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,8 +37,10 @@ class Explanation:
         if self.match is None:
             lines.append(("kernel", "none: there is no query or no key, so nothing is launched"))
         else:
+            why = "default: what lookup chose cannot take these arrays" if self.fallback else self.match.why
             lines += [("kernel", f"{self.kernel.name}: {self.kernel.summary}"), ("config", self.match.config.text),
-                      ("match", "default: what lookup chose cannot take these arrays" if self.fallback else self.match.why)]
+                      ("match", why), ("tier", f"{self.match.tier}: {TIERS[self.match.tier]}"),
+                      ("evidence", f"{self.match.evidence}: {EVIDENCE[self.match.evidence]}")]
         lines += [("refused", f"{name}: {reason}") for name, reason in self.refused.items()]
         lines += [("copies", copy) for copy in self.copies or ("none",)]
         return "\n".join(f"{name:<9}{text}" for name, text in lines)
@@ -67,11 +70,7 @@ def explain(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.0,
         refused[kernel.name] = unreadable
         match = match_without_maps(problem, gpu)
         kernel = kernel_of(match.config)
-    for preferred in KERNELS.values():
-        if preferred is kernel:
-            break
-        refused.setdefault(preferred.name, preferred.reject(problem, gpu) or
-                           "it can serve this, but the database has a faster config")
+    refused = {**passed_over(match), **refused}
     copies = ["q is negated, because scale is negative"] if negative else []
     for name, array in (("q", q), ("k", k), ("v", v), ("out", out)):
         reason = unsuited(library.read(array), kernel.aligned) if array is not None else None

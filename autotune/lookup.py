@@ -151,17 +151,27 @@ def lookup(problem: Problem | str, gpu: Gpu | None = None) -> Match:
         return _cold(key, problem, gpu)
 
 
+def ranking(problem: Problem, gpu: Gpu) -> list[Match]:
+    """A match for every record that could serve `problem` on `gpu`, best first: what `lookup` chooses from."""
+    return sorted(_table(gpu).matches_of(problem.simplified().bucketed()), key=_rank)
+
+
 def refresh() -> None:
     """Forgets what was read, so that the next lookup reads the database again. For after a tuning run in this process."""
     _TABLES.clear()
 
 
-def _cold(key: tuple, problem: Problem, gpu: Gpu) -> Match:
+def _table(gpu: Gpu) -> _Table:
     table = _TABLES.get(id(gpu))
     if table is None:
         if len(_TABLES) >= MAX_TABLES:
             _TABLES.clear()
         table = _TABLES[id(gpu)] = _Table(gpu)
+    return table
+
+
+def _cold(key: tuple, problem: Problem, gpu: Gpu) -> Match:
+    table = _table(gpu)
     match = table.best(problem.simplified().bucketed())
     if len(table.matches) >= MAX_MATCHES:
         table.matches.clear()
@@ -180,19 +190,26 @@ class _Table:
         self.matches: dict[tuple, Match] = {}
         self.views: dict[str, database.View] = {}
 
-    def best(self, problem: Problem) -> Match:
-        """The best match for `problem`, which is simplified and bucketed."""
-        if problem.op not in self.views:
-            self.views[problem.op] = view = database.open_view(self.gpu, problem.op)
+    def view(self, op: str) -> database.View:
+        """The records for `op`, read at first use. Complains once of what cannot be used."""
+        if op not in self.views:
+            self.views[op] = view = database.open_view(self.gpu, op)
             if view.complaints:
                 _log.warning("%d part(s) of the tuning database cannot be used; `autotune db check` says which and why. "
                              "The first: %s", len(view.complaints), view.complaints[0])
-        view = self.views[problem.op]
+        return self.views[op]
+
+    def best(self, problem: Problem) -> Match:
+        """The best match for `problem`, which is simplified and bucketed."""
+        return min(self.matches_of(problem), key=_rank, default=None) or self._default(problem, self.views[problem.op])
+
+    def matches_of(self, problem: Problem) -> list[Match]:
+        """A match for every record that could serve; those of other GPUs only if nothing measured on this one does."""
+        view = self.view(problem.op)
         own = list(self._of(problem, view.records, False))
-        best = min(own, key=_rank, default=None)
-        if best is None or best.evidence == "predicted":
-            best = min([*own, *self._of(problem, view.same_arch, True)], key=_rank, default=None)
-        return best or self._default(problem, view)
+        if all(match.evidence == "predicted" for match in own):
+            own += self._of(problem, view.same_arch, True)
+        return own
 
     def _of(self, problem: Problem, records: tuple[Record, ...], foreign: bool) -> Iterator[Match]:
         """A match for each record near enough whose config is legal here."""

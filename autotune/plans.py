@@ -13,7 +13,7 @@ from . import binding, launch
 from .arrays import AttentionError
 from .gpu import Gpu, detect
 from .kernels import candidates, kernel_of
-from .lookup import QUICK_TUNE_S, SLOWDOWN_OF_DEFAULT, Match, NoKernelError, lookup
+from .lookup import QUICK_TUNE_S, SLOWDOWN_OF_DEFAULT, TIERS, Match, NoKernelError, lookup
 from .problem import Problem, bucket_batch, bucket_length
 
 MAX_PLANS = 4096  # a plan is small; its module stays loaded when it goes, for a captured graph may hold it
@@ -21,6 +21,7 @@ MAX_PLANS = 4096  # a plan is small; its module stays loaded when it goes, for a
 _plans: dict[tuple, Plan] = {}
 _binaries: dict[tuple, object] = {}  # (static, what of the config is compiled in, device) -> Binary
 _told: set[tuple] = set()
+_retired: dict[str, int] = {}  # tier -> calls of plans that are no longer kept
 _lock = threading.RLock()
 
 find = _plans.get  # the plan of a key, or None: the warm path
@@ -33,13 +34,14 @@ class UntunedWarning(UserWarning):
 class Plan:
     """A kernel, its config and its loaded binary, for every problem of one bucket on one device."""
 
-    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "_fields", "_packer", "_launches")
+    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_fields", "_packer", "_launches")
 
     def __init__(self, match: Match, loaded: launch.Loaded):
         problem, config = match.problem, match.config
         self.match, self.kernel = match, kernel_of(config)
         self.scale = problem.head_dim**-0.5
         self.aligned = self.kernel.aligned
+        self.calls = 0  # for `stats`
         self.unmapped: Plan | None = None  # what runs instead for arrays that the kernel's tensor maps cannot describe
         self._fields, self._packer = binding.bind(problem, config, match.gpu.sms)
         self._launches = tuple(loaded.bound(step).launch for step in self.kernel.plan(problem, config))
@@ -53,6 +55,7 @@ class Plan:
         grids, values = self._fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype)
         for launch_step, grid in zip(self._launches, grids):
             launch_step(grid, stream, self._packer, values)
+        self.calls += 1
 
 
 def key_of(problem: Problem, device: int) -> tuple:
@@ -76,7 +79,7 @@ def make(problem: Problem, device: int, capturing: bool = False) -> Plan:
             plan = Plan(*_load(match, device, capturing))
             _tell(plan.match)
             while len(_plans) >= MAX_PLANS:
-                del _plans[next(iter(_plans))]
+                _retire(_plans.pop(next(iter(_plans))))
             _plans[key] = plan
     return plan
 
@@ -91,6 +94,28 @@ def without_maps(plan: Plan, device: int, capturing: bool = False) -> Plan:
             plan.unmapped = Plan(*_load(match_without_maps(plan.match.problem, plan.match.gpu), device, capturing,
                                         "make this call once, with arrays of these strides,"))
     return plan.unmapped
+
+
+def stats() -> dict[str, int]:
+    """How many calls of this process each tier of lookup has served: tier -> calls that were launched, "exact" first.
+
+    Replays of a captured graph are not calls. Threads that call at the very same time may be counted as one.
+    """
+    with _lock:
+        counts = dict.fromkeys(TIERS, 0) | _retired
+        for plan in _plans.values():
+            _count(plan, counts)
+    return counts
+
+
+def _count(plan: Plan, counts: dict[str, int]) -> None:
+    for served in filter(None, (plan, plan.unmapped)):
+        counts[served.match.tier] = counts.get(served.match.tier, 0) + served.calls
+
+
+def _retire(plan: Plan) -> None:
+    """Keeps the count of a plan that is dropped."""
+    _count(plan, _retired)
 
 
 def match_without_maps(problem: Problem, gpu: Gpu) -> Match:

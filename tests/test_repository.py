@@ -116,7 +116,7 @@ LAYERS = [  # a module may import its own layer and those before it, at the top 
     {"records", "dbfile", "database", "render", "compile", "launch", "listing", "measure", "numerics", "inputs", "reference",
      "check", "arrays", "peers", "tensormap", "binding"},
     {"lookup"},
-    {"arguments", "plans", "attention", "explain", "build", "tuner", "doctor", "verify", "bench", "benchrun", "benchreport",
+    {"arguments", "plans", "attention", "explain", "build", "tuner", "doctor", "verify", "why", "bench", "benchrun", "benchreport",
      "benchplot"},
     {"commands"},
     {"cli"},

@@ -15,6 +15,8 @@ SUMMARY = "which configuration serves a problem, and why"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problem(parser)
     add_gpu(parser)
+    parser.add_argument("--why", action="store_true", help="also say what the tier and the evidence mean, how far the record is, "
+                        "which faster kernels were refused and why, and what came next")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +29,12 @@ def run(args: argparse.Namespace) -> int:
             ("match", f"{match.tier}, {match.evidence}")]
     if match.record:
         rows += _record_rows(match.record)
-    for name, value in [*rows, ("why", match.why)]:
+    rows.append(("why", match.why))
+    if args.why:
+        from ..why import lines
+
+        rows += lines(match)
+    for name, value in rows:
         print(f"{name:<9}{value}")
     return 0
 
