@@ -43,15 +43,17 @@ DECODE_FIELDS = (
     Field("int", "page_size"),
     Field("unsigned", "page_magic", "2^(31 + page_shift) / page_size, rounded up"),
     Field("int", "page_shift"),
-    Field("int", "num_splits", "of each sequence; 0: by its length"),
+    Field("unsigned", "group_magic", "the same of group"),
+    Field("int", "group_shift"),
+    Field("int", "num_splits", "of each sequence, as far as its length allows; 0: by its length. Never 0 without lengths"),
     Field("int", "pieces", "about how many blocks share the work"),
 )
 
 
-def page_divisor(page_size: int) -> tuple[int, int]:
-    """(magic, shift): n // page_size == n * magic >> (31 + shift) for 0 <= n < 2^31."""
-    shift = (page_size - 1).bit_length()
-    return (1 << 31 + shift) // page_size + 1, shift
+def reciprocal(divisor: int) -> tuple[int, int]:
+    """(magic, shift): n // divisor == n * magic >> (31 + shift) for 0 <= n < 2^31."""
+    shift = (divisor - 1).bit_length()
+    return (1 << 31 + shift) // divisor + 1, shift
 
 
 class Launches:
@@ -121,7 +123,8 @@ class DecodeKernel(Kernel):
         most_splits, pieces, combines = 4096 // block_rows, config["pieces"], not config["last_block_merges"]
         left = UNBOUNDED if problem.window_left is None else min(problem.window_left, UNBOUNDED)
         right = UNBOUNDED if problem.window_right is None else min(problem.window_right, UNBOUNDED)
-        divisors: dict[int, tuple[int, int]] = {}
+        group_reciprocal = reciprocal(group)
+        page_reciprocals: dict[int, tuple[int, int]] = {0: (0, 0)}
 
         def bound(batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype=0, num_splits=0, page_size=0):
             rows = group * seqlen_q
@@ -130,20 +133,20 @@ class DecodeKernel(Kernel):
             tiles = -(-seqlen_k // tile)
             if left < UNBOUNDED:
                 tiles = min(tiles, (left + seqlen_q) // tile + 2)
-            if num_splits:
-                grid = batch * unsplit * max(1, min(num_splits, tiles, most_splits))
-            else:
-                grid = batch * unsplit * max(1, min(tiles // least, most_splits))
-                if uniform and left == UNBOUNDED:
-                    share = max(least, -(-tiles * batch * unsplit // pieces))
-                    grid = batch * unsplit * max(1, min(tiles // share, most_splits))
-                else:  # pieces of long sequences, and one for each that is too short to share
-                    grid = min(grid, pieces + batch * unsplit)
-            split = grid > batch * unsplit
-            if page_size not in divisors:
-                divisors[page_size] = page_divisor(page_size) if page_size else (0, 0)
+            splits = min(num_splits, tiles) if num_splits else tiles // least
+            if uniform and not num_splits:
+                splits = tiles // max(least, -(-tiles * batch * unsplit // pieces))
+            splits = max(1, min(splits, most_splits))
+            grid = batch * unsplit * splits
+            if uniform:
+                num_splits = splits
+            elif not num_splits:  # pieces of long sequences, and one for each that is too short to share
+                grid = min(grid, pieces + batch * unsplit)
+            if page_size not in page_reciprocals:
+                page_reciprocals[page_size] = reciprocal(page_size)
             scalars = (batch, heads_q, heads_kv, group, seqlen_q, seqlen_k, left, right, sink_dtype, scale * LOG2E, page_size,
-                       *divisors[page_size], num_splits, pieces)
+                       *page_reciprocals[page_size], *group_reciprocal, num_splits, pieces)
+            split = splits > 1
             return Launches(grid, batch * unsplit if split and combines else 0, grid if split else 0, min(rows, block_rows),
                             batch * unsplit if split and not combines else 0, scalars)
 

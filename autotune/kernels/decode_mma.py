@@ -59,7 +59,8 @@ def stage_bytes(static: Static, v: Mapping[str, Value]) -> int:
 
 
 def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
-    streaming = tile_bytes(v["block_m"], static.head_dim) + v["num_warps"] * v["num_stages"] * stage_bytes(static, v)
+    q = 0 if v["q_in_registers"] else tile_bytes(v["block_m"], static.head_dim)
+    streaming = q + v["num_warps"] * v["num_stages"] * stage_bytes(static, v)
     merging = v["num_warps"] * v["block_m"] * ((static.head_dim_v + 8) * 4 + 8) + 16
     return max(streaming, merging, COMBINE_BYTES)
 
@@ -75,7 +76,7 @@ class DecodeMma(DecodeKernel):
         Parameter("block_n", (16, 32, 64), "compile", "keys of a warp's tile"),
         Parameter("num_warps", (1, 2, 4, 8), "compile", "warps of a block, which deal out the tiles"),
         Parameter("num_stages", (2, 3, 4, 6, 8), "compile", "buffers of K and V that each warp has in flight"),
-        Parameter("q_in_registers", (True, False), "compile", "keep Q in registers, not in shared memory"),
+        Parameter("q_in_registers", (True, False), "compile", "keep Q in registers; no barrier before the first tile"),
         Parameter("l2_prefetch", (128, 256), "compile", "bytes that a 16-byte copy has L2 fetch"),
         Parameter("min_blocks_per_sm", (1, 2, 3, 4), "compile", "blocks per SM that the register allocator makes room for"),
         Parameter("smem_bytes", (), "compile", "dynamic shared memory that the launch requests", derived=True),

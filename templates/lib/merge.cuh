@@ -44,20 +44,23 @@ template <int THREADS> DEVICE void merge_splits(const Params& p, const Rows& row
     const Workspace workspace(p);
     const SharedArray<float> statistics{smem};
     const int stride = unsplit_pieces(p), first = cut.first_piece + rows.unsplit;  // slots of the splits
+#pragma unroll 1
     for (int i = thread_id(); i < cut.splits * rows.count; i += THREADS) {
-        const int split = i / rows.count, row = i - split * rows.count;
+        const int split = quotient(i, rows.count), row = i - split * rows.count;
         float maximum, sum;
         load_global_floats(workspace.row_statistics(first + split * stride, row), maximum, sum);
         statistics.set(2 * i, maximum);
         statistics.set(2 * i + 1, sum);
     }
     sync_block();
+#pragma unroll 1
     for (int i = thread_id(); i < rows.count * THREADS_PER_ROW; i += THREADS) {
         const int row = i / THREADS_PER_ROW, column = i % THREADS_PER_ROW * COLUMNS_PER_THREAD;
         Partial whole;
         for (int split = 0; split < cut.splits; ++split)
             whole.maximum = max_of(whole.maximum, statistics.get(2 * (split * rows.count + row)));
         constexpr int AT_ONCE = 4;  // splits whose loads are in flight together
+#pragma unroll 1
         for (int begin = 0; begin < cut.splits; begin += AT_ONCE) {
             Floats4 left[AT_ONCE], right[AT_ONCE];
 #pragma unroll

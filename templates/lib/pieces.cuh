@@ -7,6 +7,14 @@
 // in the workspace.
 constexpr int MAX_SPLITS = 4096 / BLOCK_M;
 
+// n / d for n >= 0 and d > 0 with a quotient below 2^22: a third of the instructions of a division.
+DEVICE int quotient(int n, int d) {
+    const int near = int(float(n) * reciprocal_approx(float(d))), rest = n - near * d;
+    return near + int(rest >= d) - int(rest < 0);
+}
+// n / d for 0 <= n < 2^31, given 2^(31 + shift) / d rounded up.
+DEVICE int divide(int n, u32 magic, int shift) { return int(u64(u32(n)) * magic >> (31 + shift)); }
+
 // The sequence of a piece, and how it is cut.
 struct Cut {
     int batch, length, splits;
@@ -45,13 +53,15 @@ struct Tiles {
     DEVICE bool has_key(int key) const { return key_begin <= key && key < key_end; }
 };
 DEVICE int tile_count(const Params& p, int length) { return Tiles(p, Mask(p, p.seqlen_q, length)).count; }
-DEVICE int split_count(const Params& p, int tiles, int share) {
-    const int wanted = p.num_splits > 0 ? min_of(p.num_splits, tiles) : tiles / share;
-    return max_of(1, min_of(wanted, MAX_SPLITS));
-}
-// Tiles of a piece, from those of all sequences. At least one for each warp.
+// Tiles of a piece: those of all sequences dealt out to p.pieces, but at least one for each warp. Rounding here moves cuts,
+// never the result.
 DEVICE int tile_share(const Params& p, i64 tiles) {
-    return max_of(NUM_WARPS, int(min_of<i64>(ceil_div<i64>(tiles * unsplit_pieces(p), p.pieces), 1 << 30)));
+    const float share = float(tiles) * (float(unsplit_pieces(p)) * reciprocal_approx(float(p.pieces)) * (1 - 1e-6f));
+    return max_of(NUM_WARPS, int(min_of(share, 1e9f) + 0.9999f));
+}
+DEVICE int split_count(const Params& p, int tiles, int share) {
+    const int wanted = p.num_splits > 0 ? min_of(p.num_splits, tiles) : quotient(tiles, share);
+    return max_of(1, min_of(wanted, MAX_SPLITS));
 }
 
 // The first sequence for which passed(batch, pieces of all sequences up to and with it) holds; batch is p.batch if there is
@@ -59,9 +69,11 @@ DEVICE int tile_share(const Params& p, i64 tiles) {
 template <typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
     const int unsplit = unsplit_pieces(p);
     i64 tiles = 0;
+#pragma unroll 1
     for (int batch = lane_id(); batch < p.batch; batch += WARP_SIZE) tiles += tile_count(p, length_of(p, batch));
     const int share = tile_share(p, total_in_warp(tiles));
     int before = 0;
+#pragma unroll 1
     for (int batch = lane_id(); batch - lane_id() < p.batch; batch += WARP_SIZE) {
         const int length = batch < p.batch ? length_of(p, batch) : 0;
         const int splits = split_count(p, tile_count(p, length), share);
@@ -80,23 +92,16 @@ template <typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
     return {p.batch, 0, 1, before};
 }
 
-// The same where all sequences have p.seqlen_k keys.
-DEVICE Cut uniform_cut(const Params& p, int batch, int splits) {
-    return {min_of(batch, p.batch), p.seqlen_k, splits, batch * splits * unsplit_pieces(p)};
+// The cut of a piece, or of a sequence. Where all have p.seqlen_k keys the host has counted the splits.
+DEVICE Cut uniform_cut(const Params& p, int batch) {
+    return {min_of(batch, p.batch), p.seqlen_k, p.num_splits, batch * p.num_splits * unsplit_pieces(p)};
 }
-DEVICE int uniform_splits(const Params& p) {
-    const int tiles = tile_count(p, p.seqlen_k);
-    return split_count(p, tiles, tile_share(p, i64(tiles) * p.batch));
-}
-
 DEVICE Cut cut_of_piece(const Params& p, int piece) {
-    if (p.lengths) return find_cut(p, [&](int, int through) { return piece < through; });
-    const int splits = uniform_splits(p);
-    return uniform_cut(p, piece / (splits * unsplit_pieces(p)), splits);
+    return p.lengths ? find_cut(p, [&](int, int through) { return piece < through; })
+                     : uniform_cut(p, quotient(piece, p.num_splits * unsplit_pieces(p)));
 }
 DEVICE Cut cut_of_batch(const Params& p, int wanted) {
-    if (p.lengths) return find_cut(p, [&](int batch, int) { return batch >= wanted; });
-    return uniform_cut(p, wanted, uniform_splits(p));
+    return p.lengths ? find_cut(p, [&](int batch, int) { return batch >= wanted; }) : uniform_cut(p, wanted);
 }
 
 // The packed rows that share K and V: those of one sequence, key/value head and tile of rows.
@@ -107,12 +112,12 @@ struct Rows {
 
     DEVICE Rows(const Params& p, int sequence, int number) : batch(sequence), unsplit(number) {
         const int tiles = row_tiles(p);
-        head_kv = number / tiles;
+        head_kv = quotient(number, tiles);
         begin = (number - head_kv * tiles) * BLOCK_M;
         count = min_of(BLOCK_M, p.group * p.seqlen_q - begin);
     }
-    DEVICE int query(const Params& p, int row) const { return (begin + row) / p.group; }
-    DEVICE int head(const Params& p, int row) const { return head_kv * p.group + (begin + row) % p.group; }
+    DEVICE int query(const Params& p, int row) const { return divide(begin + row, p.group_magic, p.group_shift); }
+    DEVICE int head(const Params& p, int row) const { return head_kv * p.group + begin + row - query(p, row) * p.group; }
 };
 
 // A block's part of the work: split `split` of `cut.splits`, for the rows `rows`.
@@ -123,9 +128,10 @@ struct Piece {
     int tile_begin, tile_end;  // counted from the sequence's first tile
 
     DEVICE Piece(const Params& p, const Cut& sequence, int within)
-        : cut(sequence), split(within / unsplit_pieces(p)), rows(p, sequence.batch, within % unsplit_pieces(p)) {
-        const i64 tiles = tile_count(p, cut.length);
-        tile_begin = int(split * tiles / cut.splits);
-        tile_end = int((split + 1) * tiles / cut.splits);
+        : cut(sequence), split(quotient(within, unsplit_pieces(p))),
+          rows(p, sequence.batch, within - split * unsplit_pieces(p)) {
+        const int tiles = tile_count(p, cut.length), each = quotient(tiles, cut.splits), longer = tiles - each * cut.splits;
+        tile_begin = split * each + min_of(split, longer);
+        tile_end = tile_begin + each + int(split < longer);
     }
 };

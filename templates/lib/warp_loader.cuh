@@ -1,24 +1,41 @@
 // From global memory to a warp's own tiles in shared memory by cp.async.
 
-// Copies tiles of ROWS x COLUMNS with the 32 lanes of a warp: neighbouring lanes copy neighbouring chunks of 16 bytes.
+// Copies tiles of ROWS x COLUMNS with the 32 lanes of a warp, in passes: neighbouring lanes copy neighbouring chunks of 16
+// bytes, and a lane's chunk is the same in all passes.
 template <int ROWS, int COLUMNS, int PREFETCH> struct WarpLoader {
     static constexpr int CHUNKS = round_up(COLUMNS, 16) / 8;  // the last one is zeros where COLUMNS is an odd multiple of 8
     static constexpr int ROWS_PER_PASS = WARP_SIZE / CHUNKS;
     static constexpr int PASSES = ceil_div(ROWS, ROWS_PER_PASS);
 
-    // Starts copying row r from row_pointer(r), zeros where row_exists(r) is false. All lanes call row_pointer.
-    template <typename RowPointer, typename RowExists>
-    DEVICE static void start(const SmemTile<ROWS, COLUMNS>& tile, RowPointer row_pointer, RowExists row_exists) {
-        const int row = lane_id() / CHUNKS, chunk = lane_id() % CHUNKS;
+    DEVICE static int lane_row() { return lane_id() / CHUNKS; }  // in the first pass
+    DEVICE static int lane_column() { return lane_id() % CHUNKS * 8; }
+
+    // Starts copying rows [begin, end) of a tile and makes the others zeros. `source` is this lane's chunk of its row in the
+    // first pass, `pass_stride` leads to that of the next pass.
+    DEVICE static void start(const SmemTile<ROWS, COLUMNS>& tile, const Element* source, i64 pass_stride, int begin, int end) {
+        gather(tile, begin, end, [&](int) {
+            const Element* here = source;
+            source += pass_stride;
+            return here;
+        });
+    }
+    // The same from wherever the rows are: row_pointer(r) is this lane's chunk of row r. All lanes call it, in every pass.
+    template <typename RowPointer>
+    DEVICE static void gather(const SmemTile<ROWS, COLUMNS>& tile, int begin, int end, RowPointer row_pointer) {
+        const int row = lane_row(), chunk = lane_id() % CHUNKS;
+        const bool column_exists = COLUMNS % 16 == 0 || chunk * 8 < COLUMNS;
+        const bool lane_copies = WARP_SIZE % CHUNKS == 0 || row < ROWS_PER_PASS;
         const u32 first_address = tile.address(row, chunk);
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass) {
-            const int r = row + pass * ROWS_PER_PASS;
-            const bool writes = (WARP_SIZE % CHUNKS == 0 || row < ROWS_PER_PASS) && (ROWS % ROWS_PER_PASS == 0 || r < ROWS);
-            const bool valid = row_exists(r) && (COLUMNS % 16 == 0 || chunk * 8 < COLUMNS);
-            const u32 address = ROWS_PER_PASS % 8 == 0 ? first_address + pass * ROWS_PER_PASS * 128 : tile.address(r, chunk);
-            const auto source = row_pointer(r) + chunk * 8;
-            if (writes) stream_async_16<PREFETCH>(address, source, valid);
+            const int later = pass * ROWS_PER_PASS;
+            const bool exists = later < end - row && (!Mask::HAS_ROW_BEGIN || later >= begin - row);
+            // Rows of a pass and passes share no bits if there are 2^n rows a pass, so their swizzles add up by exclusive or.
+            const u32 address = ROWS_PER_PASS & (ROWS_PER_PASS - 1) ? tile.address(row + later, chunk)
+                                                                     : (first_address ^ (later % 8 * 16)) + later * 128;
+            const Element* source = row_pointer(row + later);
+            if (lane_copies && (ROWS % ROWS_PER_PASS == 0 || row + later < ROWS))
+                stream_async_16<PREFETCH>(address, source, exists && column_exists);
         }
     }
 };

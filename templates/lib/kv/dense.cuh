@@ -1,29 +1,24 @@
 // Keys and values that stand in order: key j of a sequence is row j of its part of the cache.
 struct KvRows {
-    const Element *k, *v;
+    using KLoader = WarpLoader<BLOCK_N, HEAD_DIM, L2_PREFETCH>;
+    using VLoader = WarpLoader<BLOCK_N, HEAD_DIM_V, L2_PREFETCH>;
+    const Element *k, *v;  // this lane's chunks in the first pass over a tile at key 0
     i64 k_stride, v_stride;
     int begin, end;  // keys that exist
 
     DEVICE KvRows(const Params& p, int batch, int head_kv, int first, int last)
-        : k(p.k + batch * p.k_batch_stride + head_kv * p.k_head_stride),
-          v(p.v + batch * p.v_batch_stride + head_kv * p.v_head_stride),
+        : k(p.k + batch * p.k_batch_stride + head_kv * p.k_head_stride + KLoader::lane_row() * p.k_row_stride + KLoader::lane_column()),
+          v(p.v + batch * p.v_batch_stride + head_kv * p.v_head_stride + VLoader::lane_row() * p.v_row_stride + VLoader::lane_column()),
           k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last) {}
 
-    // Where the rows of a tile are. Found well before they are needed, because other sources must ask memory.
-    struct Place { int first_key; };
-    DEVICE Place find(int first_key) const { return {first_key}; }
-    DEVICE bool has_key(int key) const { return begin <= key && key < end; }
+    // What must be known of a tile before it is loaded, asked for early: nothing here.
+    struct Place {};
+    DEVICE Place find(int) const { return {}; }
 
-    template <int PREFETCH, typename Tile> DEVICE void start_k(const Tile& tile, const Place& place) const {
-        start<PREFETCH, HEAD_DIM>(tile, k, k_stride, place);
+    template <typename Tile> DEVICE void start_k(const Tile& tile, int first_key, Place) const {
+        KLoader::start(tile, k + first_key * k_stride, k_stride * KLoader::ROWS_PER_PASS, begin - first_key, end - first_key);
     }
-    template <int PREFETCH, typename Tile> DEVICE void start_v(const Tile& tile, const Place& place) const {
-        start<PREFETCH, HEAD_DIM_V>(tile, v, v_stride, place);
-    }
-    template <int PREFETCH, int COLUMNS, typename Tile>
-    DEVICE void start(const Tile& tile, const Element* matrix, i64 stride, const Place& place) const {
-        const Element* first = matrix + place.first_key * stride;
-        WarpLoader<BLOCK_N, COLUMNS, PREFETCH>::start(tile, [&](int row) { return first + row * stride; },
-                                                      [&](int row) { return has_key(place.first_key + row); });
+    template <typename Tile> DEVICE void start_v(const Tile& tile, int first_key, Place) const {
+        VLoader::start(tile, v + first_key * v_stride, v_stride * VLoader::ROWS_PER_PASS, begin - first_key, end - first_key);
     }
 };

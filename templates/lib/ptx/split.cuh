@@ -30,6 +30,12 @@ DEVICE void load_global_floats(const float* global, float& first, float& second)
                  : "=f"(first), "=f"(second) : "l"(__cvta_generic_to_global(global)) : "memory");
 }
 
+DEVICE u32 load_global_4(const void* global) {
+    u32 value;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(global)) : "memory");
+    return value;
+}
+
 // Orders this thread's accesses to global memory before its later ones, for every thread of the GPU.
 DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 

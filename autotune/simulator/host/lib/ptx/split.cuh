@@ -27,6 +27,12 @@ DEVICE void load_global_floats(const float* global, float& first, float& second,
     first = two[0], second = two[1];
 }
 
+DEVICE u32 load_global_4(const void* global, AT) {
+    u32 value;
+    memcpy(&value, sim::global_read(global, 4, line), 4);
+    return value;
+}
+
 DEVICE void fence_device(AT) { sim::fence_device(line); }
 DEVICE u32 take_ticket(u32* counter, u32 last, AT) { return sim::atomic_inc(counter, last, line); }
 
