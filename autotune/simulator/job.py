@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import struct
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Sequence
 
 import numpy as np
 
-from .. import kernels
 from ..config import Config
 from ..inputs import Inputs
-from ..kernels.base import Step, params_format
-from ..kernels.forward import TENSORS
+from ..kernels.base import Step
 from ..problem import Problem
 from ..render import render
+from .arguments import arguments
 from .compiler import line_of, program
-from .memory import Memory, tensor_map
+from .memory import Memory
 
-RESIDENT_BLOCKS = 2  # blocks of a launch that goes round, so that each has several turns
 TIMEOUT_S = 120
 TARGET = "host"
 
@@ -66,19 +63,13 @@ def simulate(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray, 
     `seed` decides the order of blocks and warps and when asynchronous copies land: 0, 1, 2, ... take the extremes in turn.
     `source` stands for what `host_source` gives. Raises `CompileError`, `CompilerMissing`.
     """
-    kernel = kernels.kernel_of(config)
     memory = Memory(at_end=bool(seed & 1))
-    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}
-    for name, array in {**arrays, "lse": lse, "sinks": inputs.sinks}.items():
-        if array is not None:
-            memory.add(name, array, writable=name in ("out", "lse"))
-    pointers = [memory.address.get(name, 0) for name in (*TENSORS, "lse", "sinks")]
-    strides = [stride // array.itemsize for array in arrays.values() for stride in array.strides[:3]]
-    maps = [tensor_map(shape, arrays[shape.tensor], memory.address[shape.tensor]) for shape in kernel.maps(problem.static, config)]
-    params = struct.pack(params_format(kernel.fields), *maps, *pointers, *strides,
-                         *kernel.arguments(problem, config, inputs.scale, 0))
-    source = host_source(problem, config) if source is None else source
-    return launch(source, kernel.plan(problem, config), memory, params, seed, timeout_s)
+    steps, params = arguments(problem, config, inputs, out, lse, memory)
+    simulation = launch(host_source(problem, config) if source is None else source, steps, memory, params, seed, timeout_s)
+    if simulation.ok and "tickets" in memory.arrays and memory.arrays["tickets"].any():
+        left = Finding("tickets", 0, "", "a launch must leave its tickets at 0, for the next one")
+        simulation = replace(simulation, findings=(left,))
+    return simulation
 
 
 def launch(source: str, steps: Sequence[Step], memory: Memory, params: bytes, seed: int = 0,
@@ -98,8 +89,7 @@ def launch(source: str, steps: Sequence[Step], memory: Memory, params: bytes, se
 
 
 def _launch(step: Step, params_at: int) -> str:
-    grid = min(step.grid, RESIDENT_BLOCKS) if step.blocks_per_sm else step.grid
-    return f"step {step.entry} {grid} {step.block} {step.smem_bytes} {params_at}"
+    return f"step {step.entry} {step.grid} {step.block} {step.smem_bytes} {params_at}"
 
 
 def _run(executable: Path, job: str, timeout_s: float) -> tuple[tuple[Finding, ...], str]:

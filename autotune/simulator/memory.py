@@ -26,6 +26,7 @@ class Memory:
 
     def __init__(self, at_end: bool):
         self.address: dict[str, int] = {}
+        self.arrays: dict[str, np.ndarray] = {}
         self._parts: list[tuple[int, bytes]] = []
         self._lines: list[str] = []
         self._outputs: list[tuple[int, np.ndarray]] = []
@@ -34,6 +35,7 @@ class Memory:
 
     def add(self, name: str, array: np.ndarray, writable: bool) -> None:
         """Copies `array` with the memory between its elements, which the kernel must not touch."""
+        self.arrays[name] = array
         low, data, mask = _span(array)
         self._guard()
         size = -(-len(data) // PAGE) * PAGE

@@ -20,8 +20,7 @@ static std::vector<std::vector<GlobalWrite>> written;  // [buffer][byte]
 using Clock = std::vector<u32>;
 static std::vector<std::vector<Clock>> publications;  // [block]: clocks of threads that published
 static std::map<const void*, Clock> atomics;          // for each place: [block] how many of its publications stand there
-static std::vector<Clock> fenced, acquired;           // of each thread of this block: its clock at its last fence; what its
-                                                      // atomics found, and its next fence will make known
+static std::vector<Clock> acquired;  // of each thread of this block: what its atomics found, and its next fence makes known
 
 void reset_launch() {
     written.assign(buffers.size(), {});
@@ -32,7 +31,6 @@ void reset_launch() {
 }
 
 void reset_global_order() {
-    fenced.assign(block.threads, {});
     acquired.assign(block.threads, Clock(block.grid, 0));
 }
 
@@ -117,8 +115,7 @@ void global_write(void* pointer, const void* data, int bytes, int line) {
 void fence_device(int line) {
     self->line = line;
     for (int b = 0; b < block.grid; ++b) order_learn(*self, block_agent(b), acquired[self->id][b]);
-    fenced[self->id] = order_clock(*self);
-    order_step(*self);
+    order_fence(*self, Visible::to_device);
 }
 
 u32 atomic_inc(u32* counter, u32 last, int line) {
@@ -127,12 +124,11 @@ u32 atomic_inc(u32* counter, u32 last, int line) {
     Clock& here = atomics[counter];
     here.resize(block.grid);
     for (int b = 0; b < block.grid; ++b) acquired[self->id][b] = std::max(acquired[self->id][b], here[b]);
-    if (const Clock& mine = fenced[self->id]; !mine.empty()) {
-        publications[block.id].push_back(mine);
-        here[block.id] = u32(publications[block.id].size());
-        for (int b = 0; b < block.grid; ++b)
-            if (b != block.id) here[b] = std::max(here[b], mine[block_agent(b)]);
-    }
+    const Clock mine = order_clock(*self, Visible::to_device);
+    publications[block.id].push_back(mine);
+    here[block.id] = u32(publications[block.id].size());
+    for (int b = 0; b < block.grid; ++b)
+        if (b != block.id) here[b] = std::max(here[b], mine[block_agent(b)]);
     const u32 before = *counter;
     *counter = before >= last ? 0 : before + 1;
     return before;

@@ -57,7 +57,7 @@ static void race(const Actor& actor, const char* verb, u32 address, const char* 
 
 static const char* unordered(const Actor& actor, const Access& a) {
     if (!happened_before(actor, a)) return "nothing orders the two";
-    if (actor.async && a.agent < block.threads && !order_fenced(actor.thread, a.agent, a.step))
+    if (actor.async && a.agent < block.threads && !order_seen(actor.thread, a.agent, a.step, Visible::to_async_proxy))
         return "no proxy fence makes that visible to the async proxy";
     return nullptr;
 }

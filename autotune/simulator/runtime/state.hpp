@@ -99,6 +99,7 @@ std::string describe_mbarrier(u32 address, u32 parity);        // mbarrier.cpp
 // clock has a component for each: the last of its steps that is known to have happened.
 constexpr int MBARRIERS = 32;
 constexpr int WARPGROUP_WARPS = 4;
+enum class Visible { to_thread, to_async_proxy, to_device };
 void order_reset();
 std::vector<u32> order_empty();
 int mbarrier_agent(int index);
@@ -108,14 +109,14 @@ int block_agent(int id);
 u32 order_now(const Thread& thread);                           // the step that stamps its accesses
 u32 order_step_of(const Thread& thread, u32 agent);            // the last that the thread knows
 u32 order_warp_step(const Warp& warp);                         // the step of what its lanes do now as one
-bool order_seen(const Thread& thread, u32 agent, u32 step);    // whether that step happened before what it does now
-bool order_fenced(const Thread& thread, u32 agent, u32 step);  // and a proxy fence stood in between
+// Whether that step happened before what the thread does now, and, if `to` something else, a fence for that stood in between.
+bool order_seen(const Thread& thread, u32 agent, u32 step, Visible to = Visible::to_thread);
 void order_learn(const Thread& thread, u32 agent, u32 step);   // it has waited for that step
-std::vector<u32> order_clock(const Thread& thread);            // the component of each agent
+std::vector<u32> order_clock(const Thread& thread, Visible to);  // the component of each agent
 void order_step(const Thread& thread);                         // what follows is not yet part of any release
 void order_release(const Thread& thread, u32* into);           // what it did happened before whoever acquires from `into`
 void order_acquire(const Thread& thread, const u32* from);
 void order_warp(const Warp& warp);                             // its lanes see what each of them did
-void order_fence_proxy(const Thread& thread);                  // what it has seen so far is visible to the async proxy
+void order_fence(const Thread& thread, Visible to);            // what it has seen so far is visible there
 
 }  // namespace sim

@@ -81,7 +81,7 @@ bool land_bulk_copy() {
 
 void fence_async_proxy(int line) {
     self->line = line;
-    order_fence_proxy(*self);
+    order_fence(*self, Visible::to_async_proxy);
 }
 
 }  // namespace sim

@@ -1,0 +1,62 @@
+"""What a launch takes: a problem's arrays in the simulator's memory, the bytes of Params, and the grid of each step."""
+
+from __future__ import annotations
+
+import struct
+from typing import Sequence
+
+import numpy as np
+
+from .. import decoding
+from ..config import Config
+from ..inputs import Inputs
+from ..kernels import kernel_of
+from ..kernels.base import Kernel, Step, params_format
+from ..kernels.decode import DecodeKernel
+from ..kernels.forward import TENSORS
+from ..problem import Problem
+from .memory import Memory, tensor_map
+
+RESIDENT_BLOCKS = 2  # blocks of a launch that goes round, so that each has several turns
+
+
+def arguments(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray, lse: np.ndarray | None,
+              memory: Memory) -> tuple[Sequence[Step], bytes]:
+    """(steps, Params) of a call; adds its arrays to `memory`."""
+    kernel = kernel_of(config)
+    for name, array in {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out, "lse": lse, "sinks": inputs.sinks}.items():
+        if array is not None:
+            memory.add(name, array, writable=name in ("out", "lse"))
+    strides = {name: [stride // array.itemsize for stride in array.strides[:3]]
+               for name, array in {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}.items()}
+    make = _decode if isinstance(kernel, DecodeKernel) else _forward
+    steps, fields = make(kernel, problem, config, inputs, out, strides, memory)
+    return steps, struct.pack(params_format(kernel.fields), *fields)
+
+
+def _forward(kernel: Kernel, problem: Problem, config: Config, inputs: Inputs, out, strides, memory: Memory):
+    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}
+    maps = [tensor_map(shape, arrays[shape.tensor], memory.address[shape.tensor]) for shape in kernel.maps(problem.static, config)]
+    fields = (*maps, *(memory.address.get(name, 0) for name in (*TENSORS, "lse", "sinks")),
+              *(stride for name in TENSORS for stride in strides[name]), *kernel.arguments(problem, config, inputs.scale, 0))
+    steps = [step._replace(grid=min(step.grid, RESIDENT_BLOCKS)) if step.blocks_per_sm else step
+             for step in kernel.plan(problem, config)]
+    return steps, fields
+
+
+def _decode(kernel: DecodeKernel, problem: Problem, config: Config, inputs: Inputs, out, strides, memory: Memory):
+    layout = inputs.layout
+    uniform = bool((layout.lengths == problem.seqlen_k).all())
+    launches = kernel.launches(problem, config, uniform, inputs.scale)
+    if not uniform:
+        memory.add("lengths", layout.device_lengths(), writable=False)
+    if layout.table is not None:
+        memory.add("page_table", layout.table, writable=False)
+    for name, shape in decoding.workspace(launches, problem.head_dim_v).items():
+        memory.add(name, np.full(shape, np.nan, np.float32), writable=True)
+    if launches.tickets:
+        memory.add("tickets", np.zeros(launches.tickets, np.uint32), writable=True)
+    table_stride = 0 if layout.table is None else layout.table.shape[1]
+    fields = decoding.params(launches, memory.address, strides, table_stride)
+    grids = (launches.grid, launches.combine)
+    return [step._replace(grid=grid) for step, grid in zip(kernel.plan(problem, config), grids) if grid], fields
