@@ -8,11 +8,12 @@ from ..config import Config, ConfigError, parse_values
 from ..gpu import Gpu
 from ..problem import Problem
 from .base import Kernel
+from .decode_mma import DecodeMma
 from .forward_mma import ForwardMma
 from .forward_simt import ForwardSimt
 from .forward_wgmma import ForwardWgmma
 
-KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (ForwardWgmma(), ForwardMma(), ForwardSimt())}
+KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (ForwardWgmma(), ForwardMma(), ForwardSimt(), DecodeMma())}
 
 
 def kernel_of(config: Config) -> Kernel:
