@@ -8,7 +8,7 @@ test:
 	sh scripts/run test
 
 bench:
-	sh scripts/run bench --model llama-3-8b --against sdpa-flash
+	sh scripts/run bench --model llama-3-8b
 
 lint:
 	sh scripts/run --version

@@ -53,7 +53,7 @@ def plot(bars: Bars, title: str, path: Path) -> None:
 
     names = list(dict.fromkeys(name for row in bars.values() for name in row))
     height = 0.8 / len(names)
-    with rc_context({"svg.hashsalt": "autotune", "font.size": 8}):
+    with rc_context({"svg.hashsalt": "autotune", "svg.fonttype": "none", "font.size": 8}):
         figure = Figure(figsize=(9, 1 + 0.16 * len(bars) * (len(names) + 1)), layout="constrained")
         axes = figure.subplots()
         for n, name in enumerate(names):
