@@ -13,7 +13,8 @@ from typing import Iterator
 OK, NOTE, FAIL = "ok", "note", "FAIL"
 
 REQUIRED = ("numpy", "jinja2", "pyyaml", "optuna", "filelock", "platformdirs")
-OPTIONAL = {"torch": "torch tensors and the peers of `autotune bench`", "nvidia-ml-py": "clocks and other processes in a time's conditions",
+OPTIONAL = {"torch": "torch tensors and the peers of `autotune bench`",
+            "nvidia-ml-py": "clocks and other processes in a time's conditions",
             "ml_dtypes": "bf16 in checks"}
 
 

@@ -1,7 +1,7 @@
 """What README and docs/ tell people to type, typed: every command and every piece of Python, on a machine without a GPU.
 
-Commands run in a copy of what they write to. A search is the one thing that is not done: `tune` records defaults here (other tests
-tune). Commands that need a GPU must say so; tests marked gpu run them.
+Commands run in a copy of what they write to. A search is the one thing that is not done: `tune` records defaults here (other
+tests tune). Commands that need a GPU must say so; tests marked gpu run them.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ def test_anchors_between_pages_exist():
     for page in PAGES:
         for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
             headings = re.findall(r"^#+ (.+)$", ((page.parent / target) if target else page).read_text(encoding="utf-8"), re.M)
-            assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, (page.name, anchor)
+            anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in anchors, (page.name, anchor)
 
 
 def quoted_errors() -> list[str]:

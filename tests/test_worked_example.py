@@ -1,4 +1,4 @@
-"""The kernel of docs/adding-a-kernel.md, as it stands on the page: it compiles, its rules hold, and the simulator finds it right."""
+"""The kernel of docs/adding-a-kernel.md, as it stands on the page: it compiles, its rules hold, the simulator finds it right."""
 
 from __future__ import annotations
 
