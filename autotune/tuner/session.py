@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Sequence
 
@@ -68,6 +69,7 @@ class Session:
     def tune(self, problem: Problem, known: Sequence[Record]) -> Record:
         """The record of the best config for `problem`, seeded with `known` records. Raises `ProblemFailed`, `WorkerError`,
         `StoreError`, `CompilerMissing`, `CacheError`."""
+        started = time.monotonic()
         desk = _Desk(self, problem)
         kernels = worthwhile(candidates(problem, self.gpu), problem, self.gpu)
         searches = []
@@ -89,7 +91,9 @@ class Session:
         order = [config for search in searches for config in search.space]
         if not left.trials:
             reason = "enough configs were measured before"
-        return desk.final(default_config(problem, self.gpu), order, reason)
+        record = desk.final(default_config(problem, self.gpu), order, reason)
+        search = {**record.conditions.get("search", {}), "seconds": round(time.monotonic() - started, 1)}
+        return replace(record, conditions={**record.conditions, "search": search})
 
 
 class _Desk:
