@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+import traceback
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Callable, Mapping, Sequence
@@ -144,13 +145,16 @@ def run(problems: Sequence[Problem], peers: Sequence[Peer], gpu: Gpu, progress: 
 
 
 def _measured(measure, problem: Problem, able: Sequence[Peer], gpu: Gpu):
-    """`measure_row`, with an error of ours as a reason like any other, so that the other rows are not lost."""
+    """`measure_row`, with an error as a reason like any other, so that the other rows are not lost. One that is not a sentence
+    of this package, such as the GPU's, also shows its traceback."""
     try:
         return measure(problem, able, gpu)
     except Exception as error:
+        text = " ".join(str(error).split())
         if not type(error).__module__.startswith(f"{__package__}."):
-            raise
-        return None, [(OURS, " ".join(str(error).split()))]
+            traceback.print_exc()
+            text = f"{type(error).__name__}: {text}"
+        return None, [(OURS, text)]
 
 
 def _command() -> str:

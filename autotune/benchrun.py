@@ -86,7 +86,7 @@ def measure_row(problem: Problem, peers: Sequence[Peer], gpu: Gpu) -> tuple[Row 
         if not verdicts[OURS].ok:
             return None, [(OURS, f"our result is wrong: {verdicts[OURS].message}"), *failed]
         peaks = {name: _peak_bytes(functions[name], arrays[0]) for name in functions}
-        candidates = [Candidate(name, _launcher(function, arrays)) for name, function in functions.items()]
+        candidates = [_candidate(bench, name, _launcher(function, arrays)) for name, function in functions.items()]
         rounds = _rounds(problem, gpu, len(candidates))
         runs = []
         for n in range(RUNS):
@@ -204,6 +204,11 @@ def _ours(problem: Problem, inputs: Inputs) -> Callable:
                    sinks=sinks, alibi_slopes=slopes)
     call = attention_with_kvcache if problem.op == "decode" else attention
     return lambda q, k, v: call(q, k, v, **options)
+
+
+def _candidate(bench: Bench, name: str, launch: Callable[[int], None]) -> Candidate:
+    """A graph is captured only where times are taken by graph, and only of libraries that allow it."""
+    return Candidate(name, launch, not bench.graph or bench.can_capture(launch))
 
 
 def _launcher(function: Callable, arrays: Sequence[tuple]) -> Callable[[int], None]:

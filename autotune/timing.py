@@ -117,10 +117,31 @@ class Bench:
                     samples[i].append(samplers[i].sample())
         return [_measurement(taken, sampler, None) for taken, sampler in zip(samples, samplers)]
 
+    def can_capture(self, launch: Callable[[int], None]) -> bool:
+        """Whether `launch`, which has run before, can be captured into a graph."""
+        with self.stream:
+            self.stream.begin_capture()
+            try:
+                launch(0)
+            except Exception:  # some libraries synchronise or allocate
+                return False
+            finally:
+                ended = _end_capture(self.stream)
+        return ended
+
     def flush(self) -> None:
         """Reads 4 x L2 on the current stream."""
         count = self._flush_source.size // 4
         _flush_kernel()((self.gpu.sms * 8,), (256,), (self._flush_source, self._flush_sink, count))
+
+
+def _end_capture(stream) -> bool:
+    """Ends a capture; False if it was broken off."""
+    try:
+        stream.end_capture()
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Sampler:

@@ -197,9 +197,10 @@ def test_a_row_of_ours_that_fails_does_not_cost_the_others(monkeypatch):
     assert result.summary["worst"] == 2.0
 
 
-def test_an_error_that_is_not_ours_is_a_bug_and_stops_the_run(monkeypatch):
-    with pytest.raises(KeyError):
-        fake_run(monkeypatch, {CAUSAL: KeyError("a bug")})()
+def test_an_error_that_is_no_sentence_keeps_its_traceback_and_does_not_cost_the_others(monkeypatch, capsys):
+    result = fake_run(monkeypatch, {SHORT: RuntimeError("out of\nmemory"), CAUSAL: row(CAUSAL, 1.0, sdpa_flash=2.0)})()
+    assert [r.problem for r in result.rows] == [CAUSAL] and result.failed[0][2] == "RuntimeError: out of memory"
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_problems_without_a_peer_are_left_out_or_stand_alone(monkeypatch):

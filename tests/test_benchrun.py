@@ -37,6 +37,9 @@ def exact(inputs):
     return from_float32(np, out, p.out_dtype)
 
 
+UNCAPTURABLE: list = []  # not empty: nothing can be captured
+
+
 class FakeBench:
     """Two input sets; a candidate takes as many microseconds as its name has letters. Keeps the order of the runs."""
 
@@ -45,10 +48,15 @@ class FakeBench:
     def __init__(self, problem, gpu):
         first = make_inputs(problem, "random", 0, np)
         self.sets = [SimpleNamespace(inputs=first), SimpleNamespace(inputs=replace(first, q=first.q.copy()))]
-        self.stream = nullcontext()
+        self.stream, self.graph = nullcontext(), True
+
+    def can_capture(self, launch):
+        launch(0)
+        return len(self.sets) == 2 and not UNCAPTURABLE
 
     def interleave(self, candidates, rounds):
         self.orders.append([candidate.name for candidate in candidates])
+        assert all(candidate.capturable != bool(UNCAPTURABLE) for candidate in candidates)
         for candidate in candidates:
             candidate.launch(1)
         run = len(self.orders)
@@ -119,6 +127,12 @@ def test_a_wrong_result_of_ours_is_no_row(gpu):
     gpu.ours = lambda inputs: exact(replace(inputs, problem=replace(PROBLEM, window_left=19)))
     row, failed = benchrun.measure_row(PROBLEM, [peer("good")], GPU)
     assert row is None and failed[0][0] == OURS and "is wrong in batch 0" in failed[0][1] and not FakeBench.orders
+
+
+def test_what_cannot_be_captured_is_timed_all_the_same(gpu, monkeypatch):
+    monkeypatch.setitem(globals(), "UNCAPTURABLE", [True])
+    row, failed = benchrun.measure_row(PROBLEM, [peer("one")], GPU)
+    assert row.peers["one"].time_us == 5.0 and not failed
 
 
 def test_long_problems_take_fewer_rounds():
