@@ -56,7 +56,5 @@ def finding(body: str, **options) -> simulator.Finding:
 
 def wrappers(folder: Path) -> dict[str, set[str]]:
     """File -> the functions of lib/ptx/ that templates may call."""
-    names = {}
-    for path in sorted((folder / "lib" / "ptx").iterdir()):
-        names[path.name] = set(re.findall(r"^(?:template <[^\n]*>\s*)?DEVICE [\w:<>* ]*?\b(\w+)\(", path.read_text(), re.M))
-    return names
+    definition = re.compile(r"^(?:template <[^\n]*>\s*)?DEVICE [\w:<>* ]*?\b(\w+)(?:<\w+>)?\(", re.M)
+    return {path.name: set(definition.findall(path.read_text())) for path in sorted((folder / "lib" / "ptx").iterdir())}

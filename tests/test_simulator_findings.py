@@ -222,8 +222,8 @@ def test_a_broken_pipe(change, kinds, seed):
     ("mbarrier_arrive(smem_base());", "no initialised mbarrier"),
     ("if (thread_id() == 0) { mbarrier_init(smem_base(), 1); mbarrier_init(smem_base(), 1); }", "already initialised"),
     ("if (thread_id() == 0) mbarrier_init(smem_base(), p.zero);", "at least 1"),
-    ("if (thread_id() == 0) { mbarrier_init(smem_base(), 1); mbarrier_arrive_expect(smem_base(), 16); mbarrier_arrive(smem_base()); }",
-     "still waits for 16 bytes"),
+    ("if (thread_id() == 0) { mbarrier_init(smem_base(), 1); mbarrier_arrive_expect(smem_base(), 16);"
+     " mbarrier_arrive(smem_base()); }", "still waits for 16 bytes"),
 ])
 def test_mbarriers_that_cannot_be(body, words):
     found = finding(body)

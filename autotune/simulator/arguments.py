@@ -13,7 +13,7 @@ from ..inputs import Inputs
 from ..kernels import kernel_of
 from ..kernels.base import Kernel, Step, params_format
 from ..kernels.decode import DecodeKernel
-from ..kernels.forward import TENSORS
+from ..kernels.forward import SINK_DTYPES, TENSORS
 from ..problem import Problem
 from .memory import Memory, tensor_map
 
@@ -36,18 +36,20 @@ def arguments(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray,
 
 def _forward(kernel: Kernel, problem: Problem, config: Config, inputs: Inputs, out, strides, memory: Memory):
     arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}
-    maps = [tensor_map(shape, arrays[shape.tensor], memory.address[shape.tensor]) for shape in kernel.maps(problem.static, config)]
-    fields = (*maps, *(memory.address.get(name, 0) for name in (*TENSORS, "lse", "sinks")),
-              *(stride for name in TENSORS for stride in strides[name]), *kernel.arguments(problem, config, inputs.scale, 0))
+    maps = [tensor_map(shape, arrays[shape.tensor], memory.address[shape.tensor])
+            for shape in kernel.maps(problem.static, config)]
+    pointers = [memory.address.get(name, 0) for name in (*TENSORS, "lse", "sinks")]
+    scalars = kernel.arguments(problem, config, inputs.scale, _sink_dtype(inputs))
     steps = [step._replace(grid=min(step.grid, RESIDENT_BLOCKS)) if step.blocks_per_sm else step
              for step in kernel.plan(problem, config)]
-    return steps, fields
+    return steps, (*maps, *pointers, *(stride for name in TENSORS for stride in strides[name]), *scalars)
 
 
 def _decode(kernel: DecodeKernel, problem: Problem, config: Config, inputs: Inputs, out, strides, memory: Memory):
     layout = inputs.layout
-    uniform = bool((layout.lengths == problem.seqlen_k).all())
-    launches = kernel.launches(problem, config, uniform, inputs.scale)
+    uniform = layout.table is None and bool((layout.lengths == problem.seqlen_k).all())
+    launches = kernel.bind(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, uniform, inputs.scale,
+                                            _sink_dtype(inputs), 0, problem.page_size)
     if not uniform:
         memory.add("lengths", layout.device_lengths(), writable=False)
     if layout.table is not None:
@@ -60,3 +62,7 @@ def _decode(kernel: DecodeKernel, problem: Problem, config: Config, inputs: Inpu
     fields = decoding.params(launches, memory.address, strides, table_stride)
     grids = (launches.grid, launches.combine)
     return [step._replace(grid=grid) for step, grid in zip(kernel.plan(problem, config), grids) if grid], fields
+
+
+def _sink_dtype(inputs: Inputs) -> int:
+    return 0 if inputs.sinks is None else SINK_DTYPES[inputs.sinks.dtype.name]

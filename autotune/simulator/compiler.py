@@ -111,7 +111,8 @@ def _run(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S,
                           env={**os.environ, "LC_ALL": "C"})
     if done.returncode:
-        first = next((line for line in done.stderr.splitlines() if "error" in line or "undefined" in line), done.stderr.strip()[:200])
+        errors = [line for line in done.stderr.splitlines() if "error" in line or "undefined" in line]
+        first = errors[0] if errors else done.stderr.strip()[:200]
         raise CompileError(f"{Path(command[0]).name} refused the simulated kernel: {first}", done.stderr)
     if done.stderr:
         print(done.stderr, file=sys.stderr)

@@ -1,0 +1,255 @@
+"""How much does the simulator see? Every barrier, wait, fence, commit and parity of each kernel is removed or flipped in
+turn, and each such mutant is simulated on a few small problems until something is found.
+
+    python benchmarks/simulator_mutants.py [KERNEL ...] [--jobs N] [--out FILE]
+
+Writes the share that was caught, and each survivor with the reason why it may survive. Exit code 1 if a survivor has none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator
+
+import yaml
+
+from autotune import compile, kernels, simulator
+from autotune.config import Config
+from autotune.gpu import by_name
+from autotune.problem import Problem
+
+RESULTS = Path(__file__).parent / "results" / "simulator-mutants.yaml"
+GPU = "nvidia-h200"
+SEEDS = (0, 1, 2, 4)  # early, late and mixed landings, both ends of the arrays, three scheduling quanta
+KINDS = ("random", "masked_nan")
+TIMEOUT_S = 60
+
+# What each kernel is run with: together these take every branch that a barrier stands in.
+CASES: dict[str, tuple[tuple[str, dict], ...]] = {
+    "forward_simt": (
+        ("forward-bf16-b1-h2x1-q70-k200-d40-causal", dict(num_warps=4, rows_per_warp=8)),
+        ("forward-fp32-b1-h1x1-q70-k131-d24-left40-right8", dict(num_warps=2, rows_per_warp=4)),
+    ),
+    "forward_mma": (
+        ("forward-bf16-b1-h2x1-q100-k300-d64-causal", dict(block_m=64, num_warps=4, block_n=48, num_stages=2)),
+        ("forward-bf16-b1-h1x1-q100-k300-d64", dict(block_m=64, num_warps=4, block_n=48, num_stages=1)),
+        ("forward-fp16-b1-h2x1-q100-k300-d64-causal", dict(block_m=128, num_warps=8, block_n=48, num_stages=3, overlap=True)),
+        ("forward-bf16-b1-h1x1-q150-k300-d40-left60-right8",
+         dict(block_m=64, num_warps=4, block_n=32, num_stages=1, q_in_registers=True)),
+        ("forward-bf16-b1-h2x1-q100-k300-d64",
+         dict(block_m=128, num_warps=4, block_n=32, num_stages=2, q_in_registers=True, overlap=True)),
+    ),
+    "forward_wgmma": (
+        ("forward-bf16-b1-h2x1-q150-k300-d64-causal",
+         dict(num_warpgroups=2, block_n=64, num_stages=2, overlap=True, ping_pong=True)),
+        ("forward-fp16-b1-h3x1-q260-k300-d64-left60-right8",
+         dict(num_warpgroups=2, block_n=48, num_stages=2, overlap=True, ping_pong=False, persistent=True, block_heads=2)),
+        ("forward-bf16-b1-h4x2-q200-k300-d40-causal",
+         dict(num_warpgroups=3, block_n=48, num_stages=2, overlap=False, ping_pong=True, persistent=True)),
+    ),
+    "decode_mma": (
+        ("decode-bf16-b2-h8x1-q3-k500-d64-causal-page16",
+         dict(block_m=16, block_n=16, num_warps=2, num_stages=2, q_in_registers=True, pieces=64, last_block_merges=True)),
+        ("decode-fp16-b2-h10x2-q4-k600-d40-left300",
+         dict(block_m=32, block_n=32, num_warps=4, num_stages=3, q_in_registers=False, pieces=96, last_block_merges=False)),
+    ),
+}
+
+# Mutants that no run can tell from the original, by (part of the operation, part of the line).
+REASONS: dict[tuple[str, str], str] = {
+    ("named_barrier_sync", "auto take_turn"): "turns only say who multiplies first; no result depends on that",
+}
+
+CALLS = ("sync_block", "sync_warp", "copy_async_commit", "copy_async_wait", "named_barrier_sync", "named_barrier_arrive",
+         "mbarrier_init", "mbarrier_init_fence", "mbarrier_arrive", "mbarrier_arrive_expect", "mbarrier_wait",
+         "fence_async_proxy", "wgmma_fence", "wgmma_commit", "wgmma_wait", "tma_store_commit", "tma_store_wait_read",
+         "fence_device")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of a template's text. `line` and `occurrence` find its place in any rendering."""
+
+    operation: str
+    line: str  # of the original, stripped
+    occurrence: int  # which of several places with that line and operation
+    before: str
+    after: str
+
+
+@dataclass
+class Outcome:
+    mutant: Mutant
+    caught_by: str = ""  # kind of the finding, or "wrong result"
+    runs: int = 0
+
+
+def mutants_of(source: str) -> Iterator[tuple[Mutant, str]]:
+    """Every mutant of a rendered host source, with its text. Only what comes after the twins is changed."""
+    begin = source.index("using Element =")
+    counts: dict[tuple[str, str, str], int] = {}
+    for start, end, operation, after in sorted(_edits(source, begin)):
+        line = source[source.rfind("\n", 0, start) + 1:source.find("\n", start)].strip()
+        key = (operation, line, after)
+        mutant = Mutant(operation, line, counts.get(key, 0), source[start:end], after)
+        counts[key] = mutant.occurrence + 1
+        yield mutant, source[:start] + after + source[end:]
+
+
+def _edits(source: str, begin: int) -> Iterator[tuple[int, int, str, str]]:
+    """(start, end, operation, replacement) of every place that is mutated."""
+    for name in CALLS:
+        for match in re.finditer(rf"\b{name}\b(?=[<(])", source[begin:]):
+            start = begin + match.start()
+            if source[source.rfind("\n", 0, start) + 1:start].lstrip().startswith("//"):
+                continue
+            opening = source.index("(", start)
+            end = _closing(source, opening)
+            call, arguments = source[start:end], _arguments(source[opening + 1:end - 1])
+            yield start, end, f"{name} removed", "void()"
+            for operation, after in _variants(name, call, arguments):
+                yield start, end, f"{name} {operation}", after
+    for match in re.finditer(r"\b\w*phase \^= 1", source[begin:]):
+        yield begin + match.start(), begin + match.end(), "phase not flipped", "void()"
+    for match in re.finditer(r"\bu32 \w*phase = 0", source[begin:]):
+        yield begin + match.start(), begin + match.end(), "first phase flipped", match.group()[:-1] + "1"
+
+
+def _variants(name: str, call: str, arguments: list[str]) -> Iterator[tuple[str, str]]:
+    if name in ("copy_async_wait", "wgmma_wait"):
+        pending = re.match(rf"{name}<(.*?)>\(", call).group(1)
+        yield "for one group less", call.replace(f"<{pending}>", f"<({pending}) + 1>", 1)
+    if name == "mbarrier_wait":
+        yield "for the other parity", f"{name}({arguments[0]}, ({arguments[1]}) ^ 1)"
+    if name == "mbarrier_arrive_expect":
+        yield "of 16 bytes more", f"{name}({arguments[0]}, {arguments[1]} + 16)"
+        yield "of 16 bytes less", f"{name}({arguments[0]}, {arguments[1]} - 16)"
+    if name == "mbarrier_init":
+        yield "for one arrival more", f"{name}({arguments[0]}, {arguments[1]} + 1)"
+    if name == "mbarrier_arrive":
+        yield "twice", f"({call}, {call})"
+    if name == "named_barrier_sync":
+        yield "without waiting", call.replace("named_barrier_sync", "named_barrier_arrive")
+        yield "for one warp more", f"{name}({arguments[0]}, {arguments[1]} + WARP_SIZE)"
+    if name == "named_barrier_arrive":
+        yield "for one warp more", f"{name}({arguments[0]}, {arguments[1]} + WARP_SIZE)"
+
+
+def _closing(source: str, opening: int) -> int:
+    depth = 0
+    for i in range(opening, len(source)):
+        depth += {"(": 1, ")": -1}.get(source[i], 0)
+        if depth == 0:
+            return i + 1
+    raise ValueError("a parenthesis is not closed")
+
+
+def _arguments(text: str) -> list[str]:
+    """Splits at the commas outside of brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
+def cases(kernel: str) -> list[tuple[Problem, Config]]:
+    """The kernel's problems and configs; what a case does not say is as in the kernel's default."""
+    gpu = by_name(GPU)
+    result = []
+    for text, values in CASES[kernel]:
+        problem = Problem.parse(text)
+        searched = kernels.KERNELS[kernel].default(problem, gpu).values
+        config = kernels.KERNELS[kernel].config(problem.static, {**searched, **values})
+        if reason := kernels.KERNELS[kernel].illegal(problem.static, config, gpu):
+            raise ValueError(f"{config} is illegal for {problem}: {reason}")
+        result.append((problem, config))
+    return result
+
+
+def hunt(mutant: Mutant, kernel: str) -> Outcome:
+    """Simulates the mutant until something is found."""
+    outcome = Outcome(mutant)
+    for problem, config in cases(kernel):
+        text = next((text for other, text in mutants_of(simulator.host_source(problem, config)) if other == mutant), None)
+        if text is None:
+            continue
+        for seed in SEEDS:
+            for kind in KINDS:
+                outcome.runs += 1
+                try:
+                    verdict = simulator.verify(problem, config, (seed,), (kind,), TIMEOUT_S, source=text)
+                except compile.CompileError as error:
+                    raise RuntimeError(f"{mutant} does not compile: {error}\n{error.log[:2000]}") from None
+                if not verdict.ok:
+                    outcome.caught_by = kind_of(verdict.message)
+                    return outcome
+    return outcome
+
+
+def kind_of(message: str) -> str:
+    """The kind of a finding, or "wrong result", from what a verdict says."""
+    finding = re.match(r"(race|uninitialised read|out of bounds|misaligned|deadlock|barrier misuse|register hazard|tickets|"
+                       r"undefined behaviour|crash|timeout|not simulated)\b", message)
+    return finding.group() if finding else "wrong result"
+
+
+def survey(name: str, jobs: int) -> dict:
+    """What becomes of a kernel's mutants, as it is written."""
+    mutants: dict[Mutant, None] = {}
+    for problem, config in cases(name):
+        verdict = simulator.verify(problem, config, SEEDS, KINDS)
+        if not verdict.ok:
+            raise RuntimeError(f"{name} is wrong before any mutation: {problem}: {config}: {verdict.message}")
+        mutants.update((mutant, None) for mutant, _ in mutants_of(simulator.host_source(problem, config)))
+    with ThreadPoolExecutor(jobs) as pool:
+        outcomes = list(pool.map(lambda mutant: hunt(mutant, name), mutants))
+    caught = Counter(outcome.caught_by for outcome in outcomes if outcome.caught_by)
+    survivors = [{"mutant": m.operation, "line": m.line, "reason": reason_of(m)} for m in
+                 (outcome.mutant for outcome in outcomes if not outcome.caught_by)]
+    print(f"{name}: {caught.total()} of {len(outcomes)} caught", file=sys.stderr)
+    return {"mutants": len(outcomes), "caught": caught.total(), "runs": sum(outcome.runs for outcome in outcomes),
+            "caught_by": dict(sorted(caught.items())), "survivors": survivors}
+
+
+def reason_of(mutant: Mutant) -> str:
+    return next((why for (operation, part), why in REASONS.items() if operation in mutant.operation and part in mutant.line), "")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kernels", nargs="*", help="default: all")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="autotune-mutants-") as cache:
+        os.environ["AUTOTUNE_CACHE"] = cache
+        found = {name: survey(name, args.jobs) for name in args.kernels or kernels.KERNELS}
+    total = sum(kernel["mutants"] for kernel in found.values())
+    summary = {"mutants": total, "caught_share": round(sum(kernel["caught"] for kernel in found.values()) / total, 4),
+               "runs": sum(kernel["runs"] for kernel in found.values()), "seconds": round(time.perf_counter() - started)}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(yaml.safe_dump({"summary": summary, "kernels": found}, sort_keys=False, width=130))
+    print(summary, file=sys.stderr)
+    unexplained = [f"{name}: {s['mutant']}: {s['line']}" for name, kernel in found.items() for s in kernel["survivors"]
+                   if not s["reason"]]
+    for line in unexplained:
+        print(f"survives without a reason: {line}", file=sys.stderr)
+    return 1 if unexplained else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""Every kernel on the simulator: random problems and configs, every feature; and the simulator as a program."""
+
+import random
+import re
+import shutil
+import sys
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import simulator_probes
+
+from autotune import compile, kernels, simulator
+from autotune.check import Guarded, compare
+from autotune.gpu import by_name
+from autotune.inputs import KINDS, make_inputs
+from autotune.problem import Problem
+from autotune.render import HOST_TWINS
+from autotune.simulator import compiler
+
+GPU = by_name("nvidia-h200")
+CASES = 14  # configs for each kernel; each runs with SEEDS_EACH seeds
+SEEDS_EACH = 3
+
+MASKS = ("", "-causal", "-left40-right8", "-causal-left30", "-left100")
+HEADS = ("h1x1", "h4x2", "h3x1", "h2x2", "h6x2")
+DIMS = ("d64", "d16", "d40", "d24x72", "d128", "d72x32")
+PAGES = ("", "-page16", "", "-page48")
+SMALL = 2**17  # shared memory of the configs that are drawn: larger tiles only take longer
+
+
+def size(config) -> tuple[int, int]:
+    """(rows of a block, keys of a tile)"""
+    kernel = kernels.kernel_of(config)
+    if config.kernel.startswith("decode"):
+        return kernel.block_rows(config), kernel.tile_keys(config)
+    return kernel.block_queries(config), config.values.get("block_n", 32)
+
+
+@lru_cache(maxsize=None)
+def cases(name: str) -> tuple[tuple[Problem, object], ...]:
+    """(problem, config) pairs: at least 3 key tiles, 2 blocks of rows, ragged at both ends, every mask and feature."""
+    kernel, choose = kernels.KERNELS[name], random.Random(f"simulator {name}")
+    decode = name.startswith("decode")
+    found = []
+    while len(found) < CASES:
+        group = choose.choice((5, 7, 9)) if decode else 1
+        turn = len(found)  # features come in turn, so that each is there; shapes and configs are drawn
+        features = MASKS[turn % 5] + ("", "-sinks", "")[turn % 3] + (PAGES[turn % 4] if decode else "")
+        shape = f"b{choose.choice((1, 2, 3))}-h{2 * group}x2" if decode else f"b{choose.choice((1, 2))}-{HEADS[turn % 5]}"
+        text = f"{name.split('_')[0]}-{kernel.dtypes[turn % len(kernel.dtypes)]}-{shape}-q8-k8-{DIMS[turn % 6]}{features}"
+        static = Problem.parse(text).static
+        config = kernel.config(static, {p.name: choose.choice(p.values) for p in kernel.parameters if not p.derived})
+        if config["smem_bytes"] > SMALL or kernel.illegal(static, config, GPU):
+            continue
+        rows, keys = size(config)
+        q = choose.randint(rows // group + 1, max(2 * rows // group, rows // group + 1))
+        k = choose.randint(2 * keys + 1, 4 * keys) * (4 if decode else 1)
+        q, k = q + (group * q % rows == 0), k + (k % keys == 0)
+        if decode and q > 16:
+            continue
+        found.append((Problem.parse(text.replace("-q8-k8-", f"-q{q}-k{k}-")).simplified(), config))
+    return tuple(found)
+
+
+@pytest.mark.parametrize("number", range(CASES))
+@pytest.mark.parametrize("name", kernels.KERNELS)
+def test_kernels_are_right(name, number):
+    problem, config = cases(name)[number]
+    rows, keys = size(config)
+    queries = problem.seqlen_q * (problem.group if problem.op == "decode" else 1)
+    assert problem.seqlen_k > 2 * keys and problem.seqlen_k % keys and queries > rows and (queries % rows or rows == 1)
+    seeds = range(number, number + SEEDS_EACH)
+    kinds = [KINDS[(number + i) % len(KINDS)] for i in range(SEEDS_EACH)]
+    for seed, kind in zip(seeds, kinds):
+        verdict = simulator.verify(problem, config, (seed,), (kind,))
+        assert verdict.ok, f"{problem}: {config}: {verdict.message}"
+
+
+def launched(problem, config, inputs, seed, source=None):
+    """(out, lse, simulation)"""
+    out = Guarded(np, (problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim_v), problem.out_dtype).array
+    lse = Guarded(np, (problem.batch, problem.heads_q, problem.seqlen_q), "fp32").array
+    return out, lse, simulator.simulate(problem, config, inputs, out, lse, seed, source=source)
+
+
+@pytest.mark.parametrize("name", kernels.KERNELS)
+def test_the_order_of_events_does_not_reach_the_result(name):
+    problem, config = cases(name)[3]
+    inputs = make_inputs(problem, "random", 5)
+    first_out, first_lse, _ = launched(problem, config, inputs, 0)
+    for seed in range(1, 6):
+        out, lse, simulation = launched(problem, config, inputs, seed)
+        assert simulation.ok and out.tobytes() == first_out.tobytes() and lse.tobytes() == first_lse.tobytes()
+
+
+EDGES = ("b1-h2x1-q1-k1-d64-causal", "b1-h2x1-q7-k0-d64", "b1-h2x1-q10-k3-d64-causal", "b2-h1x1-q13-k300-d64-left0-right0",
+         "b1-h2x2-q5-k129-d64-sinks")
+
+
+@pytest.mark.parametrize("text", EDGES)
+@pytest.mark.parametrize("name", kernels.KERNELS)
+def test_lengths_at_the_edge(name, text):
+    kernel = kernels.KERNELS[name]
+    problem = Problem.parse(f"{name.split('_')[0]}-{kernel.dtypes[0]}-{text}").simplified()
+    verdict = simulator.verify(problem, kernel.default(problem, GPU), (1, 2), ("random", "masked_nan"))
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("before, after", [(r"\bend\.factor\b", "(end.factor * 1.02f)"), (r"\bend\.lse\b", "(end.lse + 0.01f)")])
+@pytest.mark.parametrize("name", kernels.KERNELS)
+def test_a_wrong_number_is_found(name, before, after):
+    problem, config = cases(name)[0]
+    source, count = re.subn(before, after, simulator.host_source(problem, config))
+    assert count
+    verdict = simulator.verify(problem, config, (0,), ("random",), source=source)
+    assert not verdict.ok and "is wrong" in verdict.message
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", kernels.KERNELS)
+def test_sinks_of_every_dtype(name, dtype):
+    problem, config = next((p, c) for p, c in cases(name) if p.sinks)
+    inputs = with_sinks(make_inputs(problem, "random", 3), dtype)
+    out, lse, simulation = launched(problem, config, inputs, 1)
+    assert simulation.ok and compare(problem, inputs, out, lse).ok
+
+
+def with_sinks(inputs, dtype):
+    import ml_dtypes
+
+    return replace(inputs, sinks=inputs.sinks.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
+
+
+def traced(source: str, names: set[str]) -> str:
+    """The source in which each of these functions says its name on standard error when it is called first."""
+    def mark(match: re.Match) -> str:
+        if match["name"] not in names:
+            return match[0]
+        return match[0] + f' {{ static bool told = (fprintf(stderr, "<{match["name"]}>"), true); (void)told; }} '
+
+    definition = r"DEVICE [\w:<>* ]*?\b(?P<name>\w+)(?:<\w+>)?\([^;{]*\)(?: const)? \{"
+    return "#include <cstdio>\n" + re.sub(definition, mark, source)
+
+
+def test_every_wrapper_that_templates_call_is_executed():
+    """Over the kernels' cases; a wrapper that none of them reaches is dead or untested."""
+    functions = set().union(*simulator_probes.wrappers(HOST_TWINS).values())
+    wanted, executed = set(), set()
+    for name in kernels.KERNELS:
+        for number, (problem, config) in enumerate(cases(name)):
+            source = simulator.host_source(problem, config)
+            body = source[source.index("using Element ="):]
+            wanted |= {function for function in functions if re.search(rf"\b{function}\b", body)}
+            if number > 3 and wanted <= executed:
+                break
+            inputs = make_inputs(problem, "random", 0)
+            inputs = with_sinks(inputs, "float16") if problem.sinks else inputs
+            executed |= set(re.findall(r"<(\w+)>", launched(problem, config, inputs, 0, traced(source, wanted))[2].log))
+    assert wanted - executed == set()
+
+
+# The simulator as a program
+
+
+def test_a_source_that_is_no_cpp_is_refused_with_the_first_error():
+    with pytest.raises(compile.CompileError, match="refused the simulated kernel: .*error"):
+        simulator_probes.run("p.out[0] = not_declared;")
+
+
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
+    compiler.compiler.cache_clear()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: None)
+    try:
+        with pytest.raises(compile.CompilerMissing, match="ziglang"):
+            compiler.compiler()
+    finally:
+        compiler.compiler.cache_clear()
+
+
+def test_a_program_is_compiled_once_and_appears_whole(tmp_path, monkeypatch):
+    runtime = compiler._runtime_objects()
+    monkeypatch.setattr(compiler, "_runtime_objects", lambda: runtime)
+    monkeypatch.setenv("AUTOTUNE_CACHE", str(tmp_path))
+    source = simulator_probes.source("p.out[0] = 1;")
+    path = compiler.program(source, ("probe",))
+    stamp = path.stat().st_mtime_ns
+    assert compiler.program(source, ("probe",)) == path and path.stat().st_mtime_ns == stamp
+    assert sorted(p.name for p in path.parent.iterdir()) == ["kernel", "kernel.cpp"]
+    assert not [p for p in path.parents[1].iterdir() if p.name.startswith(".new")]
+
+
+def runs_everything():
+    shape = "bf16-b1-h2x1-q15-k150-d64-causal"
+    for name, kernel in kernels.KERNELS.items():
+        problem = Problem.parse(f"{name.split('_')[0]}-{shape}")
+        verdict = simulator.verify(problem, kernel.default(problem, GPU), (0, 2), ("random",))
+        assert verdict.ok, verdict.message
+    assert simulator_probes.finding("if (lane_id() != 5) sync_warp();").kind == "deadlock"
+
+
+def with_compiler(monkeypatch, tmp_path, command=None, flags=()):
+    monkeypatch.setenv("AUTOTUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiler, "RUNTIME_FLAGS", (*compiler.RUNTIME_FLAGS, *flags))
+    if command:
+        monkeypatch.setattr(compiler, "compiler", lambda: command)
+    compiler._runtime_key.cache_clear()
+
+
+@pytest.mark.parametrize("command", [("clang++",), (sys.executable, "-m", "ziglang", "c++")], ids=["clang", "zig"])
+def test_other_compilers(command, monkeypatch, tmp_path):
+    there = compiler.importlib.util.find_spec("ziglang") if "ziglang" in command else shutil.which(command[0])
+    if not there:
+        pytest.skip(f"{command[-2] if len(command) > 1 else command[0]} is not installed")
+    with_compiler(monkeypatch, tmp_path, command)
+    runs_everything()
+    compiler._runtime_key.cache_clear()
+
+
+def test_machines_without_a_switch_of_their_own(monkeypatch, tmp_path):
+    """Fibers on ucontext, which is what processors other than x86-64 and ARM get."""
+    with_compiler(monkeypatch, tmp_path, flags=("-DSIM_UCONTEXT",))
+    runs_everything()
+    compiler._runtime_key.cache_clear()
