@@ -14,7 +14,7 @@ from types import ModuleType
 __version__ = "0.1.0"
 
 _HOMES = {
-    "attention": "attention", "attention_varlen": "attention", "attention_with_kvcache": "attention",
+    "attention": "attention", "attention_varlen": "attention", "attention_with_kvcache": "kvcache",
     "prepare": "attention", "source": "attention", "AttentionError": "attention", "UntunedWarning": "attention",
     "explain": "explain", "stats": "plans", "lookup": "lookup", "Match": "lookup", "tune": "tuner",
     "Problem": "problem", "Config": "config", "Gpu": "gpu",

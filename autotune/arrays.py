@@ -32,7 +32,7 @@ class TorchArrays:
         self.torch = torch
         self.dtypes = {getattr(torch, name): short for name, short in DTYPE_NAMES.items()}
         self.sink_dtypes = {getattr(torch, name): code for name, code in SINK_DTYPES.items()}
-        self.float32 = torch.float32
+        self.float32, self.int32 = torch.float32, torch.int32
         # Of a device index; what torch's own generated code calls. A torch without CUDA lacks it, and has no CUDA tensors.
         self.stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.grad_enabled = torch.is_grad_enabled
@@ -51,6 +51,16 @@ class TorchArrays:
 
     def empty_float32(self, like, shape):
         return like.new_empty(shape, dtype=self.float32)
+
+    def zeros_int32(self, like, shape):
+        return like.new_zeros(shape, dtype=self.int32)
+
+    def synchronize(self, device: int) -> None:
+        self.torch.cuda.synchronize(device)
+
+    def on_host(self, array):
+        """A copy as a numpy array, of integers. Waits for the device."""
+        return array.cpu().numpy()
 
     def pointer(self, array) -> int:
         return array.data_ptr()
@@ -93,7 +103,7 @@ class CupyArrays:
                 self.sink_dtypes[dtype] = SINK_DTYPES[name]
                 if name in DTYPE_NAMES:
                     self.dtypes[dtype] = DTYPE_NAMES[name]
-        self.float32 = cupy.dtype("float32")
+        self.float32, self.int32 = cupy.dtype("float32"), cupy.dtype("int32")
         self._ndarray, self._current_device = cupy.ndarray, runtime.getDevice
         self._stream = cupy.cuda.get_current_stream
 
@@ -123,6 +133,18 @@ class CupyArrays:
 
     def empty_float32(self, like, shape):
         return self._allocate(like.data.device_id, shape, self.float32)
+
+    def zeros_int32(self, like, shape):
+        array = self._allocate(like.data.device_id, shape, self.int32)
+        self.zero(array)
+        return array
+
+    def synchronize(self, device: int) -> None:
+        self.cupy.cuda.Device(device).synchronize()
+
+    def on_host(self, array):
+        """A copy as a numpy array, of integers. Waits for the device."""
+        return array.get()
 
     def pointer(self, array) -> int:
         return array.data.ptr

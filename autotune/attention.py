@@ -17,7 +17,7 @@ from .plans import UntunedWarning
 from .problem import OPS, Problem, bucket_batch, bucket_length
 from .tensormap import Unmappable
 
-__all__ = ["AttentionError", "UntunedWarning", "attention", "attention_varlen", "attention_with_kvcache", "prepare", "source"]
+__all__ = ["AttentionError", "UntunedWarning", "attention", "attention_varlen", "prepare", "source"]
 
 NO_WINDOW = (None, None)
 
@@ -100,9 +100,9 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
     aligned = plan.aligned
     if q3 != 1 or k3 != 1 or v3 != 1 or aligned and (
             (q_pointer | k_pointer | v_pointer) & 15 or (q0 | q1 | q2 | k0 | k1 | k2 | v0 | v1 | v2) & 7):
-        q, (q_pointer, _, q0, q1, q2, q3, _, _) = _suited(library, q, aligned)
-        k, (k_pointer, _, k0, k1, k2, k3, _, _) = _suited(library, k, aligned)
-        v, (v_pointer, _, v0, v1, v2, v3, _, _) = _suited(library, v, aligned)
+        q, (q_pointer, _, q0, q1, q2, q3, _, _) = suited(library, q, aligned)
+        k, (k_pointer, _, k0, k1, k2, k3, _, _) = suited(library, k, aligned)
+        v, (v_pointer, _, v0, v1, v2, v3, _, _) = suited(library, v, aligned)
     target = out
     if out is None or unsuited(read(out), aligned):
         o2 = head_dim_v
@@ -147,32 +147,6 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
     raise _unserved(q, k, "varlen", batch=cu_seqlens_q.shape[0] - 1, seqlen_q=max_seqlen_q, seqlen_k=max_seqlen_k,
                     head_dim_v=v.shape[2], window_left=left, window_right=right, softcap=softcap, alibi=alibi_slopes is not None,
                     sinks=sinks is not None)
-
-
-def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_table=None, causal=True, cu_seqlens_q=None,
-                           max_seqlen_q=None, max_seqlen_k=None, k_scale=None, v_scale=None, num_splits=None, window=NO_WINDOW,
-                           scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None):
-    """Attention of new queries over cached keys that are already in place.
-
-    A cache that is full and dense, k_cache (B, Sk, Hkv, D), is what `attention` computes, and is served. Lengths on the
-    device (`cache_seqlens`, `cu_seqlens_q`), pages, quantised caches (`k_scale`, `v_scale`) and `num_splits` are not served by
-    any kernel yet: they raise `AttentionError` with each kernel's reason.
-    """
-    if k_scale is not None or v_scale is not None or num_splits is not None:
-        raise AttentionError("k_scale, v_scale and num_splits must be None: no kernel reads a quantised cache or splits keys yet")
-    if cache_seqlens is None and page_table is None and cu_seqlens_q is None:
-        return attention(q, k_cache, v_cache, causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
-                         alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
-    if len(k_cache.shape) != 4 or len(v_cache.shape) != 4:
-        raise AttentionError("k_cache and v_cache must be (batch, seqlen, heads_kv, head_dim), or with page_table "
-                             "(num_pages, page_size, heads_kv, head_dim)")
-    left, right = window_bounds(window, causal)
-    pages, page_size = (page_table.shape[1], k_cache.shape[1]) if page_table is not None else (1, 0)
-    batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
-    raise _unserved(q, k_cache, "paged" if page_size else "varlen", page_size=page_size, batch=batch,
-                    seqlen_q=max_seqlen_q or q.shape[1], seqlen_k=max_seqlen_k or pages * k_cache.shape[1],
-                    head_dim_v=v_cache.shape[3], window_left=left, window_right=right, softcap=softcap,
-                    alibi=alibi_slopes is not None, sinks=sinks is not None)
 
 
 def prepare(problems, gpu: Gpu | str | int | None = None) -> list[Match]:
@@ -234,8 +208,8 @@ def unsuited(view: tuple, aligned: bool) -> str | None:
     return None
 
 
-def _suited(library, array, aligned: bool) -> tuple:
-    """(array or a packed copy, what `read` says of it)."""
+def suited(library, array, aligned: bool) -> tuple:
+    """(array or a packed copy that a kernel can read in place, what `read` says of it)."""
     view = library.read(array)
     if unsuited(view, aligned):
         array = library.packed(array)

@@ -14,12 +14,13 @@ from typing import Callable, Mapping, Sequence
 import cupy
 
 from . import __version__
-from .attention import attention, attention_with_kvcache, prepare
+from .attention import attention, prepare
 from .bench import OURS, Row, Timing
 from .check import Verdict, compare
 from .compile import nvrtc_version
 from .gpu import Gpu
 from .inputs import Inputs
+from .kvcache import attention_with_kvcache
 from .numerics import array_dtype, bits
 from .peers import Peer
 from .problem import DTYPE_BYTES, Problem

@@ -28,6 +28,7 @@ LSE_ABSOLUTE, LSE_RELATIVE = 1e-3, 1e-5
 
 # A launch of more than this costs the tuner more than the few milliseconds that each further kind of input is worth.
 CHEAP_FLOPS = 2e12
+CHEAP_BYTES = 5e9  # each kind has arrays of its own
 TUNING_SAMPLE = 64  # blocks: their reference takes about 0.2 s of an H200 for 65536 keys, once a problem
 
 
@@ -153,7 +154,8 @@ def check_launch(run: Callable, problem: Problem, kinds: Iterable[str] | None = 
 
 def tuning_kinds(problem: Problem) -> tuple[str, ...]:
     """The kinds that the tuner checks a candidate with: all, or for expensive problems the one that mixes them."""
-    return KINDS if problem.flops <= CHEAP_FLOPS else ("mixed",)
+    cheap = problem.flops <= CHEAP_FLOPS and problem.compulsory_bytes <= CHEAP_BYTES
+    return KINDS if cheap else ("mixed",)
 
 
 def _unwritten(problem: Problem, inputs: Inputs, out, lse) -> str | None:

@@ -1,10 +1,23 @@
-"""The fields of a decode launch's Params, from arrays of any kind: what `verify`, the simulator and calls share."""
+"""Launches of decode kernels: fields of Params, workspace, tickets. What `verify`, the simulator and calls share.
+
+    plan = plans.make(problem, device)                       # a DecodePlan
+    plan.run(library, q, Sizes(...), pointers, strides, ...) # one call
+"""
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+import struct
+import threading
+from typing import Callable, Mapping, Sequence
 
+from . import launch
+from .kernels import kernel_of
+from .kernels.base import Step, params_format
 from .kernels.decode import DECODE_POINTERS, DECODE_TENSORS, Launches
+from .problem import Problem, bucket_batch, bucket_length
+
+RESERVE = 1 << 18  # tickets set aside for captured graphs at a time: 1 MB, enough for 128 calls of 2048 sequences and heads
+LEAST_TICKETS = 4096
 
 
 def params(launches: Launches, pointers: Mapping[str, int], strides: Mapping[str, Sequence[int]], table_stride: int = 0) -> tuple:
@@ -19,3 +32,137 @@ def workspace(launches: Launches, head_dim_v: int) -> dict[str, tuple[int, ...]]
     if not launches.slots:
         return {}
     return {"partial_o": (launches.slots, launches.rows, head_dim_v), "partial_statistics": (launches.slots, launches.rows, 2)}
+
+
+def key_of(problem: Problem, device: int) -> tuple:
+    """The key of a simplified decode problem's bucket. `attention_with_kvcache` writes the same tuple out."""
+    p = problem
+    return ("decode", device, p.dtype, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.window_left, p.window_right,
+            float(p.softcap), p.alibi, p.sinks, p.page_size, bucket_batch(p.batch), p.seqlen_q, bucket_length(p.seqlen_k))
+
+
+class DecodePlan:
+    """A decode kernel, its config and its loaded binary, for every problem of one bucket on one device."""
+
+    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "sized", "_head_dim_v", "_packer", "_main", "_combine")
+
+    def __init__(self, match, loaded: launch.Loaded):
+        problem, config = match.problem, match.config
+        self.match, self.kernel = match, kernel_of(config)
+        self.scale = problem.head_dim**-0.5
+        self.aligned = self.kernel.aligned
+        self.calls = 0
+        self.unmapped = None
+        self.sized = self.kernel.bind(problem, config)
+        self._head_dim_v = problem.head_dim_v
+        self._packer = struct.Struct(params_format(self.kernel.fields))
+        self._main, self._combine = _bound(loaded, self.kernel.plan(problem, config))
+
+    def run(self, launches: Launches, library, like, device: int, stream: int, capturing: Callable[[int], bool],
+            pointers: tuple, strides: tuple) -> None:
+        """Launches on `stream`. `pointers` are the first 8 of DECODE_POINTERS, `strides` all 13 in order. Workspace comes from
+        `library`, for `like`'s device; it may be used again once the call has returned, by later work on the stream."""
+        partial_o = partial_statistics = tickets = 0
+        if launches.slots:
+            floats = launches.slots * launches.rows * self._head_dim_v
+            space = library.empty_float32(like, (floats + launches.slots * launches.rows * 2,))
+            partial_o = library.pointer(space)
+            partial_statistics = partial_o + 4 * floats
+            if launches.tickets:
+                tickets, keep = _tickets(library, like, device, stream, launches.tickets, capturing(stream))
+        fields = (*pointers, partial_o, partial_statistics, tickets, *strides, *launches.scalars)
+        self._main(launches.grid, stream, self._packer, fields)
+        if launches.combine:
+            self._combine(launches.combine, stream, self._packer, fields)
+        self.calls += 1
+
+
+def _bound(loaded: launch.Loaded, steps: Sequence[Step]):
+    """(launch of the main step, launch of the step that merges splits or None)"""
+    launches = [loaded.bound(step).launch for step in steps]
+    return launches[0], launches[1] if len(launches) > 1 else None
+
+
+_lock = threading.Lock()
+_in_use: dict[tuple, tuple[object, int, int]] = {}  # (library, device, stream) -> (array, pointer, tickets)
+_reserve: dict[tuple, tuple[object, int, int]] = {}  # (library, device) -> (array, pointer of the next free one, tickets left)
+_kept: list[object] = []  # arrays that captured graphs point into
+
+
+def _tickets(library, like, device: int, stream: int, count: int, capturing: bool) -> tuple[int, object]:
+    """(pointer to `count` counters that are 0 whenever the launch begins, what must live until it has been enqueued).
+
+    Every launch leaves its counters at 0, so launches that follow each other on one stream share theirs. A captured graph may
+    be replayed on any stream, beside anything else, so each captured launch has counters of its own, for good.
+    """
+    with _lock:
+        if not capturing:
+            entry = _in_use.get((library, device, stream))
+            if entry is None or entry[2] < count:
+                array = library.zeros_int32(like, (max(count, LEAST_TICKETS),))
+                entry = _in_use[library, device, stream] = array, library.pointer(array), max(count, LEAST_TICKETS)
+                if (library, device) not in _reserve:
+                    set_aside(library, like, device)
+            return entry[1], entry[0]
+        array, pointer, left = _reserve.get((library, device), (None, 0, 0))
+        if left >= count:
+            _reserve[library, device] = array, pointer + 4 * count, left - count
+            return pointer, array
+    array = library.zeros_int32(like, (count,))  # zeroed by the graph at every replay: 1 us more
+    _kept.append(array)
+    return library.pointer(array), array
+
+
+def set_aside(library, like, device: int) -> None:
+    """Allocates counters for launches that will be captured. Waits for the device, so that they are 0 on every stream."""
+    array = library.zeros_int32(like, (RESERVE,))
+    library.synchronize(device)
+    _kept.append(array)
+    _reserve[library, device] = array, library.pointer(array), RESERVE
+
+
+def runner(problem: Problem, config, binary, device: int) -> Callable:
+    """``run(inputs, out, lse)`` on CuPy arrays, on CuPy's current stream, as `verify.runner` has it.
+
+    A paged cache's lengths are always read on the device, a dense one's unless all are full. Where `lse` is asked for, which is
+    when results are checked, the workspace is poisoned first and the tickets must come back to 0.
+    """
+    import cupy
+
+    kernel = kernel_of(config)
+    main, combine = _bound(launch.load(binary, device), kernel.plan(problem, config))
+    packer = struct.Struct(params_format(kernel.fields))
+    spaces: dict[bool, tuple] = {}
+
+    def space(uniform: bool, scale: float):
+        if uniform not in spaces:
+            launches = kernel.launches(problem, config, uniform, scale)
+            arrays = {name: cupy.empty(shape, cupy.float32) for name, shape in workspace(launches, problem.head_dim_v).items()}
+            tickets = cupy.zeros(max(launches.tickets, 1), cupy.uint32)
+            spaces[uniform] = launches, arrays, tickets
+        return spaces[uniform]
+
+    def run(inputs, out, lse) -> None:
+        layout = inputs.layout
+        uniform = layout.table is None and bool((layout.lengths == problem.seqlen_k).all())
+        launches, arrays, tickets = space(uniform, inputs.scale)
+        tensors = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}
+        pointers = {**tensors, "lse": lse, "sinks": inputs.sinks, "page_table": layout.table, **arrays}
+        if not uniform:
+            pointers["lengths"] = layout.device_lengths()
+        if launches.tickets:
+            pointers["tickets"] = tickets
+        if lse is not None:
+            for array in arrays.values():
+                array.fill(cupy.nan)
+        fields = params(launches, {name: array.data.ptr for name, array in pointers.items() if array is not None},
+                        {name: [s // array.itemsize for s in array.strides[:3]] for name, array in tensors.items()},
+                        0 if layout.table is None else layout.table.strides[0] // 4)
+        stream = cupy.cuda.get_current_stream().ptr
+        main(launches.grid, stream, packer, fields)
+        if launches.combine:
+            combine(launches.combine, stream, packer, fields)
+        if lse is not None and bool(tickets.any()):
+            raise launch.LaunchError(f"{config} left tickets that are not 0 behind, so the next launch would be wrong")
+
+    return run

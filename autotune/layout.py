@@ -24,6 +24,7 @@ class Layout:
         random = np.random.default_rng([seed, sum(map(ord, kind)), 77])
         if problem.op == "decode" and kind != "random":
             self.lengths = _draw_lengths(problem, random)
+        self._device_lengths = None
         self.table = None
         if problem.kv == "paged":
             each = -(-problem.seqlen_k // problem.page_size)
@@ -36,8 +37,10 @@ class Layout:
             self.table = xp.asarray(np.where(in_use, pages, np.int32(UNUSED_PAGE)))
 
     def device_lengths(self):
-        """(B,) int32 on the device."""
-        return self.xp.asarray(self.lengths.astype(np.int32))
+        """(B,) int32 on the device: always the same array."""
+        if self._device_lengths is None:
+            self._device_lengths = self.xp.asarray(self.lengths.astype(np.int32))
+        return self._device_lengths
 
     def shape(self, heads: int, columns: int) -> tuple[int, int, int, int]:
         """Of the array that holds K or V."""

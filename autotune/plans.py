@@ -9,7 +9,7 @@ import math
 import threading
 import warnings
 
-from . import binding, launch
+from . import binding, decoding, launch
 from .arrays import AttentionError
 from .gpu import Gpu, detect
 from .kernels import candidates, kernel_of
@@ -61,6 +61,8 @@ class Plan:
 def key_of(problem: Problem, device: int) -> tuple:
     """The key of `problem`'s bucket. `attention` writes the same tuple out, without a Problem."""
     p = problem.simplified()
+    if p.op == "decode":
+        return decoding.key_of(p, device)
     return (device, p.dtype, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.window_left, p.window_right, float(p.softcap),
             p.alibi, p.sinks, bucket_batch(p.batch), bucket_length(p.seqlen_q), bucket_length(p.seqlen_k))
 
@@ -76,7 +78,7 @@ def make(problem: Problem, device: int, capturing: bool = False) -> Plan:
         plan = _plans.get(key)
         if plan is None:
             match = match_for(problem, detect(device))
-            plan = Plan(*_load(match, device, capturing))
+            plan = (decoding.DecodePlan if problem.op == "decode" else Plan)(*_load(match, device, capturing))
             _tell(plan.match)
             while len(_plans) >= MAX_PLANS:
                 _retire(_plans.pop(next(iter(_plans))))

@@ -151,12 +151,12 @@ class Problem:
         """The same problem with bounds that hide nothing dropped, so that it can use a cheaper kernel.
 
         The last query sees keys up to ``seqlen_k - 1 + right`` and the first one from ``seqlen_k - seqlen_q - left``.
-        Valid for dense lengths only, which the host knows.
+        Where lengths stand on the device, seqlen_k is a guess, and only the right bound can be judged.
         """
-        if self.kv != "dense":
+        if self.kv != "dense" and self.op != "decode":
             return self
         left, right = self.window_left, self.window_right
-        if left is not None and left >= self.seqlen_k - 1:
+        if left is not None and left >= self.seqlen_k - 1 and self.op != "decode":
             left = None
         if right is not None and right >= self.seqlen_q - 1:
             right = None

@@ -10,11 +10,12 @@ import warnings
 from importlib import import_module
 from types import SimpleNamespace
 
+import fake_decode
 import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 
-from autotune import arrays, launch, plans, tensormap
+from autotune import arrays, decoding, launch, plans, tensormap
 from autotune.gpu import by_name
 from autotune.kernels import KERNELS
 from autotune.kernels.base import params_format
@@ -48,6 +49,7 @@ class TensorArrays:
     def __init__(self):
         self.dtypes = {array_dtype(name): name for name in ("bf16", "fp16", "fp32")}
         self.sink_dtypes = {array_dtype("bf16"): 2, **{np.dtype(n): c for n, c in SINK_DTYPES.items() if n != "bfloat16"}}
+        self.int32 = np.dtype(np.int32)
         self.copies, self.streams = 0, {0: 70, 1: 71}
 
     def read(self, tensor):
@@ -74,6 +76,15 @@ class TensorArrays:
 
     def empty_float32(self, like, shape):
         return Tensor(aligned(shape, np.dtype(np.float32)), like.device)
+
+    def zeros_int32(self, like, shape):
+        return Tensor(np.zeros(shape, np.int32), like.device)
+
+    def synchronize(self, device):
+        self.synchronized = device
+
+    def on_host(self, tensor):
+        return tensor.array
 
     def pointer(self, tensor):
         return tensor.array.ctypes.data
@@ -124,7 +135,7 @@ class FakeGpu(FakeCuda):
         params = dict(zip((field.name for field in kernel.fields), values))
         self.calls.append({"kernel": kernel.name, **params})
         if self.compute:
-            _attend(params, *self.compute)
+            (fake_decode.attend if "lengths" in params else _attend)(params, *self.compute)
 
     compute = None  # (dtype name, head_dim, head_dim_v), which the real kernel has compiled in
 
@@ -211,7 +222,7 @@ def fake_gpu(monkeypatch):
 
 
 def forget():
-    for cache in (plans._plans, plans._binaries, plans._told):
+    for cache in (plans._plans, plans._binaries, plans._told, decoding._in_use, decoding._reserve):
         cache.clear()
     tensormap.encode.cache_clear()
 

@@ -13,27 +13,13 @@ from autotune.kernels import kernel_of
 from autotune.problem import Problem
 
 
-def test_varlen_and_paged_calls_say_why_no_kernel_serves_them(gpu):
+def test_varlen_calls_say_why_no_kernel_serves_them(gpu):
     q, k, v = random((10, 4, 64)), random((12, 2, 64)), random((12, 2, 64))
     lengths = Tensor(np.array([0, 4, 10], np.int32))
     gpu.library.vector = lambda tensor: (0, tensor.shape, (), tensor.dtype, 0)
     problem = "forward-bf16-b2-h4x2-q6-k7-d64-causal-varlen"
     with pytest.raises(AttentionError, match=f"no kernel computes {problem}: forward_wgmma: it reads dense .*; forward_mma: it reads dense"):
         autotune.attention_varlen(q, k, v, lengths, lengths, 6, 7, causal=True)
-    pages = random((9, 16, 2, 64))
-    with pytest.raises(AttentionError, match="page16"):
-        autotune.attention_with_kvcache(qkv()[0], pages, pages, page_table=Tensor(np.zeros((2, 4), np.int32)))
-    with pytest.raises(AttentionError, match="cache_seqlens|varlen"):
-        autotune.attention_with_kvcache(*qkv(), cache_seqlens=Tensor(np.zeros(2, np.int32)))
-    with pytest.raises(AttentionError, match="quantised"):
-        autotune.attention_with_kvcache(*qkv(), num_splits=2)
-
-
-def test_a_full_dense_cache_is_served(gpu):
-    q, k, v = qkv()
-    gpu.compute = "bf16", 64, 64
-    out = autotune.attention_with_kvcache(q, k, v)
-    assert (out.array == autotune.attention(q, k, v, causal=True).array).all() and len(gpu.launches) == 2
 
 
 def test_source_is_what_lookup_chooses_or_the_config_that_is_named():

@@ -114,10 +114,10 @@ LAYERS = [  # a module may import its own layer and those before it, at the top 
     RECORDS,
     {"kernels", "tables", "models", "workloads", "hfconfig"},
     {"records", "dbfile", "database", "render", "compile", "launch", "listing", "measure", "numerics", "inputs", "reference",
-     "check", "arrays", "peers", "tensormap", "binding"},
+     "check", "arrays", "peers", "tensormap", "binding", "decoding", "layout"},
     {"lookup"},
-    {"arguments", "plans", "attention", "explain", "build", "tuner", "doctor", "verify", "why", "bench", "benchrun", "benchreport",
-     "benchplot"},
+    {"arguments", "cachechecks", "plans", "attention", "kvcache", "explain", "build", "tuner", "doctor", "verify", "why", "bench",
+     "benchrun", "benchreport", "benchplot"},
     {"commands"},
     {"cli"},
 ]

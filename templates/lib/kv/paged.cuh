@@ -10,7 +10,7 @@ struct KvRows {
     int page_size, page_shift;
     u32 page_magic;
 
-    DEVICE KvRows(const Params& p, int batch, int head_kv, int first, int last)
+    DEVICE KvRows(const Params& p, int batch, int head_kv, int first, int last, int)
         : k(p.k + head_kv * p.k_head_stride + KLoader::lane_column()), v(p.v + head_kv * p.v_head_stride + VLoader::lane_column()),
           table(p.page_table + batch * p.page_table_stride), k_page_stride(p.k_batch_stride), v_page_stride(p.v_batch_stride),
           k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last), page_size(p.page_size),
@@ -31,6 +31,7 @@ struct KvRows {
         }
         return place;
     }
+    // Starts copying a warp's next tile, which begins at `first_key`.
     template <typename Tile> DEVICE void start_k(const Tile& tile, int first_key, const Place& at) const {
         start<KLoader>(tile, k, k_page_stride, k_stride, first_key, at);
     }

@@ -1,0 +1,59 @@
+"""What a decode kernel computes, from the Params of its launch alone: lengths, page table, pages and strides included."""
+
+import ctypes
+
+import numpy as np
+
+from autotune.kernels.forward import LOG2E, SINK_DTYPES
+from autotune.numerics import array_dtype, from_float32, to_float32
+
+
+def attend(p, dtype_name, head_dim, head_dim_v):
+    """Computes `out` and `lse`. Tickets must be 0 and are left so; what stands in unused slots and table entries is not read."""
+    dtype, sq = array_dtype(dtype_name), p["seqlen_q"]
+
+    def row(name, first, second, head, dim):
+        at = p[name] + dtype.itemsize * (first * p[f"{name}_batch_stride"] + second * p[f"{name}_row_stride"]
+                                         + head * p[f"{name}_head_stride"])
+        return np.frombuffer((ctypes.c_char * (dim * dtype.itemsize)).from_address(at), dtype)
+
+    def number(address, index, kind=ctypes.c_int32):
+        return kind.from_address(address + ctypes.sizeof(kind) * index).value
+
+    def place(batch, key):
+        if not p["page_table"]:
+            return batch, key
+        magic, shift = p["page_magic"], p["page_shift"]
+        assert key * magic >> 31 + shift == key // p["page_size"]
+        return number(p["page_table"], batch * p["page_table_stride"] + key // p["page_size"]), key % p["page_size"]
+
+    def numbers(rows, dim):
+        return to_float32(np.array(rows, dtype).reshape(len(rows), dim), dtype_name).astype(np.float64)
+
+    for batch in range(p["batch"]):
+        length = min(number(p["lengths"], batch), p["seqlen_k"]) if p["lengths"] else p["seqlen_k"]
+        for head in range(p["heads_q"]):
+            kv = head // p["group"]
+            keys = [place(batch, key) for key in range(length)]
+            k = numbers([row("k", *at, kv, head_dim) for at in keys], head_dim)
+            v = numbers([row("v", *at, kv, head_dim_v) for at in keys], head_dim_v)
+            sink = -np.inf if not p["sinks"] else _sink(p, head)
+            for query in range(sq):
+                scores = numbers([row("q", batch, query, head, head_dim)], head_dim)[0] @ k.T * p["scale_log2"] / LOG2E
+                middle, j = query + length - sq, np.arange(length)
+                scores = np.where((j >= middle - p["window_left"]) & (j <= middle + p["window_right"]), scores, -np.inf)
+                top = max(scores.max(initial=-np.inf), sink)
+                weights = np.exp(scores - (0 if np.isinf(top) else top))
+                total = weights.sum() + (0 if np.isinf(sink) else np.exp(sink - top))
+                result = weights @ v / total if total else np.zeros(head_dim_v)
+                row("out", batch, query, head, head_dim_v)[...] = from_float32(np, result.astype(np.float32), dtype_name)
+                if p["lse"]:
+                    at = p["lse"] + 4 * ((batch * p["heads_q"] + head) * sq + query)
+                    ctypes.c_float.from_address(at).value = np.log(total) + top if total else -np.inf
+
+
+def _sink(p, head):
+    name = {code: name for name, code in SINK_DTYPES.items()}[p["sink_dtype"]]
+    dtype = array_dtype("bf16") if name == "bfloat16" else np.dtype(name)
+    raw = (ctypes.c_char * dtype.itemsize).from_address(p["sinks"] + head * dtype.itemsize)
+    return float(np.frombuffer(raw, dtype)[0])

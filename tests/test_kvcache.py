@@ -1,0 +1,139 @@
+"""attention_with_kvcache on a GPU made of numpy: what reaches the kernel computes the right thing; what does not fit says why."""
+
+import numpy as np
+import pytest
+from fake_arrays import Tensor, aligned, fake_gpu, qkv, random  # noqa: F401 (a fixture)
+
+import autotune
+from autotune import decoding
+from autotune.arrays import AttentionError
+from autotune.check import compare
+from autotune.inputs import make_inputs
+from autotune.kernels import KERNELS
+from autotune.problem import Problem
+
+MERGERS = KERNELS["decode_mma"].parameters[-1].name
+
+
+def on_gpu(array):
+    copy = aligned(array.shape, array.dtype)
+    copy[...] = array
+    return Tensor(copy)
+
+
+def call(problem, inputs, **keywords):
+    layout = inputs.layout
+    return autotune.attention_with_kvcache(
+        on_gpu(inputs.q), Tensor(inputs.k), Tensor(inputs.v), cache_seqlens=Tensor(layout.device_lengths()),
+        page_table=None if layout.table is None else Tensor(layout.table), causal=problem.causal,
+        window=(problem.window_left, problem.window_right), sinks=None if inputs.sinks is None else Tensor(inputs.sinks),
+        return_lse=True, **keywords)
+
+
+@pytest.mark.parametrize("text", ["decode-bf16-b4-h4x2-q1-k40-d64", "decode-fp16-b3-h6x2-q3-k50-d64x32-causal-page16",
+                                  "decode-bf16-b2-h4x1-q2-k33-d64-causal-left7-sinks-page3",
+                                  "decode-bf16-b5-h2x2-q4-k20-d64-page1"])
+@pytest.mark.parametrize("kind", ["random", "large", "masked_nan", "needles"])
+def test_lengths_pages_windows_and_sinks_reach_the_kernel(gpu, text, kind):
+    problem = Problem.parse(text)
+    inputs = make_inputs(problem, kind, seed=3)
+    gpu.compute = problem.dtype, problem.head_dim, problem.head_dim_v
+    out, lse = call(problem, inputs, check=True)
+    verdict = compare(problem, inputs, out.array, lse.array)
+    assert verdict.ok, verdict.message
+
+
+def test_a_full_dense_cache_needs_no_lengths(gpu):
+    gpu.compute = "bf16", 64, 64
+    q, k, v = qkv()
+    out = autotune.attention_with_kvcache(q, k, v)
+    assert gpu.calls[-1]["kernel"] == "decode_mma" and gpu.calls[-1]["lengths"] == 0 and gpu.calls[-1]["num_splits"] == 1
+    wanted = autotune.attention(q, k, v, causal=True).array.astype(np.float32)
+    assert np.abs(out.array.astype(np.float32) - wanted).max() < 0.01
+
+
+def test_many_queries_and_float32_are_served_where_attention_can(gpu):
+    for arrays in (qkv(seqlen_q=17, seqlen_k=40), qkv(dtype="fp32")):
+        autotune.attention_with_kvcache(*arrays)
+        assert gpu.calls[-1]["kernel"] != "decode_mma"
+    lengths = Tensor(np.array([3, 40], np.int32))
+    with pytest.raises(AttentionError, match="up to 16 queries"):
+        autotune.attention_with_kvcache(*qkv(seqlen_q=17, seqlen_k=40), cache_seqlens=lengths)
+
+
+def test_growing_lengths_share_a_plan_and_split_counts_are_honoured(gpu):
+    q, k, v = qkv(batch=1, seqlen_q=1, seqlen_k=2000)
+    lengths = Tensor(np.array([1900], np.int32))
+    for splits in (1, 3, 8):
+        autotune.attention_with_kvcache(q, k, v, cache_seqlens=lengths, num_splits=splits)
+        grid = gpu.launches[-1][0] if isinstance(gpu.launches[-1][0], int) else None
+        assert gpu.calls[-1]["num_splits"] == splits and (splits == 1) == (gpu.calls[-1]["partial_o"] == 0), grid
+    assert len(gpu.built) == 1
+    for wrong in (0, -1, 2.0, True):
+        with pytest.raises(AttentionError, match="num_splits is"):
+            autotune.attention_with_kvcache(q, k, v, num_splits=wrong)
+
+
+def test_tickets_belong_to_a_stream_and_to_each_captured_launch(gpu):
+    q, k, v = qkv(batch=1, seqlen_q=1, seqlen_k=2000)
+
+    def tickets():
+        autotune.attention_with_kvcache(q, k, v, num_splits=4)
+        return gpu.calls[-1]["tickets"]
+
+    first = tickets()
+    assert first and tickets() == first and gpu.library.synchronized == 0
+    gpu.capturing = True
+    captured = {tickets() for _ in range(3)}
+    assert len(captured) == 3 and first not in captured
+    decoding._reserve.clear()  # nothing is set aside: then the graph itself zeroes new ones
+    assert tickets() not in captured | {first}
+
+
+def test_unprepared_kernels_refuse_to_be_captured(gpu):
+    gpu.capturing = True
+    with pytest.raises(AttentionError, match="call autotune.prepare\\('decode-bf16"):
+        autotune.attention_with_kvcache(*qkv(seqlen_q=1))
+    gpu.capturing = False
+    autotune.prepare("decode-bf16-b2-h4x2-q1-k7-d64", 0)
+    gpu.capturing = True
+    autotune.attention_with_kvcache(*qkv(seqlen_q=1))
+
+
+def paged(**changes):
+    arguments = dict(q=random((2, 1, 4, 64)), k_cache=random((9, 16, 2, 64)), v_cache=random((9, 16, 2, 64)),
+                     page_table=Tensor(np.zeros((2, 4), np.int32)), cache_seqlens=Tensor(np.array([5, 64], np.int32)))
+    arguments.update(changes)
+    return [arguments.pop(name) for name in ("q", "k_cache", "v_cache")], arguments
+
+
+@pytest.mark.parametrize("changes, words", [
+    (dict(page_table=Tensor(np.zeros((2, 4), np.int64))), "page_table is int64; it must be int32"),
+    (dict(page_table=Tensor(np.zeros((2, 4), np.int32), 1)), "page_table is on device 1 and q on device 0"),
+    (dict(page_table=Tensor(np.zeros((3, 4), np.int32))), r"page_table has shape \(3, 4\); it must be \(2, max_pages\)"),
+    (dict(page_table=[[0]]), "page_table is a list"),
+    (dict(cache_seqlens=Tensor(np.zeros(3, np.int32))), r"cache_seqlens has shape \(3,\); it must be \(2,\)"),
+    (dict(cache_seqlens=Tensor(np.zeros(2, np.float32))), "cache_seqlens is float32; it must be int32"),
+    (dict(k_cache=random((9, 16, 2, 32))), "its last size must be q's, 64"),
+    (dict(v_cache=random((9, 8, 2, 64))), "v_cache has shape"),
+    (dict(v_cache=random((9, 16, 2, 64), "fp16")), "one dtype"),
+    (dict(k_cache=random((9, 16, 3, 64)), v_cache=random((9, 16, 3, 64))), "heads_q must be a multiple of heads_kv"),
+    (dict(page_table=None), "its first size must be q's batch, 2"),
+    (dict(k_scale=1.0), "k_scale"),
+    (dict(check=True, cache_seqlens=Tensor(np.array([5, 65], np.int32))),
+     r"cache_seqlens\[1\] is 65; the cache has room for 0 to 64"),
+    (dict(check=True, page_table=Tensor(np.array([[0, 99, 99, 99], [1, 2, 9, 3]], np.int32))),
+     r"page_table\[1, 2\] is 9; the cache has pages 0 to 8"),
+])
+def test_what_does_not_fit_is_one_sentence(gpu, changes, words):
+    arrays, keywords = paged(**changes)
+    with pytest.raises(AttentionError, match=words):
+        autotune.attention_with_kvcache(*arrays, **keywords)
+    assert not gpu.launches
+
+
+def test_nothing_to_do_launches_nothing(gpu):
+    arrays, keywords = paged(page_table=Tensor(np.zeros((2, 0), np.int32)))
+    sinks = random((4,), "fp32")
+    out, lse = autotune.attention_with_kvcache(*arrays, **keywords, sinks=sinks, return_lse=True)
+    assert not gpu.launches and not out.array.any() and (lse.array[:, :, 0] == sinks.array).all()
