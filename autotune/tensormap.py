@@ -92,4 +92,4 @@ def _encoder():
     try:
         return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
     except (OSError, AttributeError) as error:
-        raise TensorMapError(f"the CUDA driver has no cuTensorMapEncodeTiled ({error}); a driver of CUDA 12 or newer has") from None
+        raise TensorMapError(f"the CUDA driver has no cuTensorMapEncodeTiled ({error}); one of CUDA 12 or newer has") from None

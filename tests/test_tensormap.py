@@ -33,7 +33,7 @@ def test_the_driver_is_told_sizes_strides_and_box(batch, rows, heads, columns, s
     pointer, shape, told, box, data_type = decode_map(encoded)
     assert len(encoded) == MAP_BYTES and (pointer, shape, box, data_type) == (1 << 20, (batch, rows, heads, columns), (128, 2), 9)
     for stride, size, bytes_told in zip(strides, (batch, rows, heads), told):
-        assert bytes_told == 2 * stride if size > 1 else bytes_told % 16 == 0  # the driver refuses 0, so something legal stands in
+        assert bytes_told == 2 * stride if size > 1 else bytes_told % 16 == 0  # something legal stands in
 
 
 def test_the_stride_of_a_single_element_may_be_anything():

@@ -31,6 +31,13 @@ class Field:
         return FIELD_CODES["pointer" if self.type.endswith("*") else self.type]
 
 
+def resident_blocks(gpu: Gpu, threads: int, registers: int, smem_bytes: int) -> int:
+    """Blocks of `threads` threads that an SM holds at once, at least 1; `registers` are of a thread."""
+    return max(1, min(gpu["registers_per_sm"] // (threads * max(-(-registers // 8) * 8, 24)),
+                      gpu["smem_per_sm_bytes"] // (smem_bytes + gpu["smem_reserved_bytes"]),
+                      gpu["threads_per_sm"] // threads, gpu["blocks_per_sm"]))
+
+
 def params_format(fields: tuple[Field, ...]) -> str:
     """`struct` format that packs `fields` as the compiler lays them out (native alignment, tail padding included)."""
     return "@" + "".join(field.code for field in fields) + "0q"

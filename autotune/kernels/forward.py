@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Callable
 
 from ..config import Config, Value
@@ -106,3 +107,16 @@ class ForwardKernel(Kernel):
         """Blocks of the grid."""
         sets = problem.heads_kv * -(-problem.group // self.block_heads(config))
         return -(-problem.seqlen_q // self.block_queries(config)) * sets * problem.batch
+
+    def tiles(self, problem: Problem, config: Config) -> float:
+        """Key tiles that all blocks load together."""
+        sets = problem.heads_kv * -(-problem.group // self.block_heads(config))
+        return visited_tiles(problem, self.block_queries(config), config["block_n"]) * sets * problem.batch
+
+
+def visited_tiles(problem: Problem, block_queries: int, block_n: int) -> float:
+    """(block of queries, key tile) pairs of one head that a kernel loads: visible area plus half a tile along each mask edge."""
+    rows = math.ceil(problem.seqlen_q / block_queries) * block_queries
+    edges = sum(bound is not None for bound in (problem.window_left, problem.window_right))
+    area = problem.visible_pairs * rows / max(problem.seqlen_q, 1) + edges * rows * (block_queries + block_n) / 2
+    return min(area, rows * math.ceil(problem.seqlen_k / block_n) * block_n) / (block_queries * block_n)

@@ -8,7 +8,7 @@ from typing import Mapping
 from ..config import Config, Parameter, Value
 from ..gpu import Gpu
 from ..problem import Problem, Static
-from .base import WARP_SIZE, Field, Step
+from .base import WARP_SIZE, Field, Step, resident_blocks
 from .forward import FORWARD_FIELDS, ForwardKernel
 
 MAX_REGISTERS = 255
@@ -86,9 +86,7 @@ class ForwardSimt(ForwardKernel):
         reads_per_fma = 1 + 1 / config["rows_per_warp"]
         clocks = problem.flops / gpu["fma_flops_per_clock_sm"] * (1 + 2 * reads_per_fma)
         threads = config["num_warps"] * WARP_SIZE
-        blocks_per_sm = max(1, min(gpu["registers_per_sm"] // (threads * max(registers, 24)),
-                                   gpu["smem_per_sm_bytes"] // (config["smem_bytes"] + gpu["smem_reserved_bytes"]),
-                                   gpu["blocks_per_sm"]))
+        blocks_per_sm = resident_blocks(gpu, threads, registers, config["smem_bytes"])
         blocks = self.plan(problem, config)[0].grid
         waves = math.ceil(blocks / (gpu.sms * blocks_per_sm))
         idle = waves * gpu.sms * blocks_per_sm / max(blocks, 1)
