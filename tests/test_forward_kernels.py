@@ -1,5 +1,6 @@
 """The forward kernels' defaults, rules and estimates: what compiles without spilling, what was measured, what is legal."""
 
+import importlib.util
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -91,12 +92,17 @@ def test_what_was_fastest_on_an_h200_is_legal(features, text):
         assert config_from_text(config.text) == config and WGMMA.illegal(static, config, H200) is None
 
 
-def test_what_won_the_benchmark_of_forward_mma_is_legal():
-    problems = yaml.safe_load(RESULT.read_text())["problems"]
-    assert len(problems) == 4
-    for text, entry in problems.items():
-        config = config_from_dict(entry["config"], text)
-        assert config.kernel == "forward_mma" and MMA.illegal(Problem.parse(text).static, config, H200) is None
+def test_the_benchmark_of_forward_mma_runs_what_its_result_says_and_that_is_legal():
+    spec = importlib.util.spec_from_file_location("forward_mma_benchmark", RESULT.parents[1] / "forward_mma.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    result = yaml.safe_load(RESULT.read_text())
+    assert script.configs() == {Problem.parse(text): config_from_dict(entry["config"], text)
+                                for text, entry in result["problems"].items()}
+    assert len(script.configs()) == 4 and result["command"] == "python benchmarks/forward_mma.py --out " + \
+        RESULT.relative_to(RESULT.parents[2]).as_posix()
+    for asked, config in script.configs().items():
+        assert config.kernel == "forward_mma" and MMA.illegal(asked.static, config, H200) is None
 
 
 def test_rules_refuse_what_cannot_fit():
