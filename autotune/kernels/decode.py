@@ -86,6 +86,8 @@ class DecodeKernel(Kernel):
             return "keys, values and output must have the dtype of the queries"
         if problem.seqlen_q > MAX_QUERIES:
             return f"seqlen_q is {problem.seqlen_q}; it takes up to {MAX_QUERIES} queries of a sequence"
+        if problem.kv not in ("dense", "paged"):
+            return f"it reads dense and paged keys and values, not {problem.kv} ones"
         for feature in ("softcap", "alibi"):
             if getattr(problem, feature):
                 return f"it has no {feature}"

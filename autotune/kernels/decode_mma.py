@@ -103,7 +103,8 @@ class DecodeMma(DecodeKernel):
         block_m = 16 if rows_of(problem) <= 16 or problem.head_dim_v > 128 else 32
         small = problem.compulsory_bytes < 32e6
         for num_warps, num_stages, blocks in ((4, 4, 2), (4, 3, 2), (4, 2, 2), (4, 2, 1), (2, 2, 1), (1, 2, 1)):
-            values = dict(block_m=block_m, block_n=16, num_warps=num_warps, num_stages=num_stages, q_in_registers=block_m == 16,
+            values = dict(block_m=block_m, block_n=16, num_warps=num_warps, num_stages=num_stages,
+                          q_in_registers=block_m == 16 and problem.head_dim + problem.head_dim_v <= 384,
                           l2_prefetch=128, min_blocks_per_sm=blocks, pieces=256 if small else 1024, last_block_merges=True)
             config = self.config(problem.static, values)
             if self.illegal(problem.static, config, gpu) is None:

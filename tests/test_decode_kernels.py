@@ -1,0 +1,121 @@
+"""Decode kernels: how work is cut, what is rendered and compiled, which configs are legal."""
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from autotune.compile import compile_source, flaw
+from autotune.gpu import by_name
+from autotune.kernels import KERNELS
+from autotune.kernels.decode import DECODE_FIELDS, DECODE_POINTERS, reciprocal
+from autotune.problem import Problem
+from autotune.render import render
+
+KERNEL, GPU = KERNELS["decode_mma"], by_name("nvidia-h200")
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(1, 2**31 - 1))
+def test_a_reciprocal_divides_exactly(n, divisor):
+    magic, shift = reciprocal(divisor)
+    assert magic < 2**32 and n * magic < 2**64 and n * magic >> 31 + shift == n // divisor
+
+
+def pieces_on_device(problem, config, lengths, num_splits):
+    """How many pieces pieces.cuh cuts, in its own arithmetic."""
+    tile, block_m, warps = config["block_n"], config["block_m"], config["num_warps"]
+    unsplit = problem.heads_kv * -(-problem.group * problem.seqlen_q // block_m)
+    begin = np.zeros_like(lengths) if problem.window_left is None \
+        else np.maximum(lengths - problem.seqlen_q - problem.window_left, 0)
+    tiles = np.where(lengths > begin, -(-(lengths - begin // tile * tile) // tile), 0)
+    share = np.float32(tiles.sum()) * (np.float32(unsplit) / np.float32(config["pieces"]) * np.float32(1 - 1e-6))
+    share = max(warps, int(min(share, np.float32(1e9)) + np.float32(0.9999)))
+    wanted = np.minimum(num_splits, tiles) if num_splits else tiles // share
+    return int(np.clip(wanted, 1, 4096 // block_m).sum()) * unsplit
+
+
+@given(lengths=st.lists(st.integers(0, 20000), min_size=1, max_size=70), data=st.data(), heads=st.sampled_from([(1, 1), (64, 8), (28, 4)]),
+       queries=st.integers(1, 16), left=st.none() | st.integers(0, 4000), num_splits=st.integers(0, 40))
+def test_the_grid_has_room_for_whatever_the_lengths_turn_out_to_be(lengths, data, heads, queries, left, num_splits):
+    problem = Problem(op="decode", batch=len(lengths), heads_q=heads[0], heads_kv=heads[1], seqlen_q=queries, seqlen_k=20000,
+                      head_dim=64, window_left=left, window_right=None if left is None else 0)
+    values = {p.name: data.draw(st.sampled_from(p.values)) for p in KERNEL.parameters if not p.derived}
+    config = KERNEL.config(problem.static, values)
+    launches = KERNEL.launches(problem, config, uniform=False, num_splits=num_splits)
+    pieces = pieces_on_device(problem, config, np.array(lengths), num_splits)
+    assert pieces <= launches.grid
+    if pieces > launches.grid - 1 and launches.slots == 0:
+        assert pieces == len(lengths) * problem.heads_kv * -(-problem.group * queries // values["block_m"])
+    if launches.slots:  # a piece's number is its slot
+        assert launches.slots == launches.grid and bool(launches.combine) != bool(launches.tickets)
+
+
+@given(batch=st.integers(1, 300), length=st.integers(1, 200000), data=st.data())
+def test_full_sequences_are_cut_by_the_host_into_about_as_many_pieces_as_asked_for(batch, length, data):
+    problem = Problem(op="decode", batch=batch, heads_q=64, heads_kv=8, seqlen_q=1, seqlen_k=length, head_dim=64)
+    values = {p.name: data.draw(st.sampled_from(p.values)) for p in KERNEL.parameters if not p.derived}
+    launches = KERNEL.launches(problem, KERNEL.config(problem.static, values))
+    named = dict(zip([field.name for field in DECODE_FIELDS][len(DECODE_POINTERS) + 13:], launches.scalars))
+    assert launches.grid == batch * 8 * named["num_splits"] and named["num_splits"] >= 1
+    assert launches.grid <= max(values["pieces"], batch * 8)
+    assert launches.combine in (0, batch * 8) and (launches.combine > 0) == (named["num_splits"] > 1 and not values["last_block_merges"])
+
+
+def test_a_call_may_ask_for_a_number_of_splits():
+    problem = Problem.parse("decode-bf16-b2-h8x2-q1-k4096-d64")
+    config = KERNEL.default(problem, GPU)
+    for asked, got in ((1, 1), (7, 7), (100000, 256)):
+        launches = KERNEL.launches(problem, config, num_splits=asked)
+        assert launches.grid == 4 * got and (launches.slots == 0) == (got == 1)
+    assert KERNEL.workspace_bytes(problem, config) == 4 * (KERNEL.launches(problem, config, uniform=False).slots * 4 * 66 + 4)
+
+
+COMPILED = ["decode-bf16-b1-h64x8-q1-k4096-d64", "decode-fp16-b4-h32x8-q4-k4096-d128-causal-page16", "decode-bf16-b4-h5x1-q1-k500-d80",
+            "decode-bf16-b1-h8x8-q1-k4096-d192x128-causal-left100-sinks", "decode-fp16-b1-h16x1-q2-k4096-d256-causal-page3",
+            "decode-bf16-b1-h64x1-q1-k4096-d40x72"]
+
+
+@pytest.mark.parametrize("text", COMPILED)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120"])
+def test_defaults_compile_without_spills(text, target):
+    problem = Problem.parse(text)
+    gpu = by_name({"sm_80": "nvidia-a100-sxm-80gb", "sm_90": "nvidia-h200", "sm_120": "nvidia-geforce-rtx-5090"}[target])
+    config = KERNEL.default(problem, gpu)
+    assert KERNEL.illegal(problem.static, config, gpu) is None and KERNEL.target(gpu) == target
+    binary = compile_source(render(problem.static, config, target), target)
+    assert set(binary.entries) == {"decode_mma", "decode_combine"} and flaw(binary) is None
+
+
+def test_what_a_problem_lacks_leaves_no_trace():
+    config = KERNEL.default(Problem.parse(COMPILED[0]), GPU)
+    dense = render(Problem.parse("decode-bf16-b1-h64x8-q1-k4096-d64").static, config, "sm_90")
+    paged = render(Problem.parse("decode-bf16-b1-h64x8-q1-k4096-d64-page16").static, config, "sm_90")
+    assert "slot j % page_size" in paged and "slot j % page_size" not in dense and "window, inclusive" not in dense
+
+
+@pytest.mark.parametrize("text, reason", [
+    ("forward-bf16-b1-h8x8-q1-k64-d64", "decode problems, not forward"), ("decode-fp32-b1-h8x8-q1-k64-d64", "not fp32"),
+    ("decode-bf16-b1-h8x8-q17-k64-d64", "up to 16 queries"), ("decode-bf16-b1-h8x8-q1-k64-d264", "head_dim is 264"),
+    ("decode-bf16-b1-h8x8-q1-k64-d64x12", "head_dim_v is 12"), ("decode-bf16-b1-h8x8-q1-k64-d64-varlen", "varlen"),
+])
+def test_what_it_cannot_serve_it_refuses(text, reason):
+    assert reason in KERNEL.reject(Problem.parse(text), GPU)
+
+
+def test_a_bound_that_hides_nothing_goes_but_one_that_depends_on_lengths_stays():
+    parse = Problem.parse
+    assert parse("decode-bf16-b1-h8x8-q1-k64-d64-causal").simplified().mask == "full"
+    assert parse("decode-bf16-b1-h8x8-q2-k64-d64-causal-page16").simplified().mask == "causal"
+    assert parse("decode-bf16-b1-h8x8-q1-k64-d64-causal-left100").simplified().window_left == 100
+
+
+def test_predictions_prefer_more_bytes_in_flight_and_fewer_launches():
+    large = Problem.parse("decode-bf16-b64-h32x8-q1-k4096-d128")
+    base = KERNEL.default(large, GPU).values
+
+    def estimate(problem, **values):
+        return KERNEL.estimate_us(problem, KERNEL.config(problem.static, {**base, **values}), GPU, 128)
+
+    assert 230 < estimate(large) < 290
+    small = Problem.parse("decode-bf16-b1-h32x8-q1-k4096-d128")
+    assert estimate(small, num_stages=2, num_warps=1, pieces=64) > 1.5 * estimate(small)
+    assert estimate(small, last_block_merges=False) > estimate(small) and 5 < estimate(small) < 12
