@@ -115,6 +115,14 @@ def test_rules_refuse_what_cannot_fit():
         assert said in WGMMA.illegal(static, WGMMA.config(static, {**searched, **change}), H200)
 
 
+def test_no_more_heads_share_a_block_than_share_keys():
+    for heads, most in (("h2x2", 1), ("h6x2", 4), ("h16x2", 8)):
+        asked = problem(f"bf16-b1-{heads}-q512-k512-d256-causal")
+        for kernel in (WGMMA, MMA):
+            space = kernel.space(asked, H200)
+            assert max(config["block_heads"] for config in space) == most and kernel.default(asked, H200) in set(space)
+
+
 # Estimates
 
 TIMES = yaml.safe_load((Path(__file__).parent / "data" / "forward_times.yaml").read_text())

@@ -22,7 +22,7 @@ PLAIN = Problem.parse("forward-fp32-b1-h4x4-q512-k512-d64-causal")  # compiles f
 def at_hand(monkeypatch, tmp_path):
     """An H200 with the fake kernel and the fake worker."""
     monkeypatch.syspath_prepend(os.path.dirname(__file__))
-    for name in list(kernels.KERNELS):
+    for name in reversed(list(kernels.KERNELS)):  # put back in reverse, and so in their order of preference
         monkeypatch.delitem(kernels.KERNELS, name)
     monkeypatch.setitem(kernels.KERNELS, FAKE.name, FAKE)
     monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / "db"))

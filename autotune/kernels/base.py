@@ -149,7 +149,7 @@ class Kernel:
 
     def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
         """Every legal config of this kernel for `problem` on `gpu`, in canonical order."""
-        return _space(self, problem.static, gpu) if self.reject(problem, gpu) is None else ()
+        return legal_configs(self, problem.static, gpu) if self.reject(problem, gpu) is None else ()
 
     def compile_key(self, config: Config) -> tuple:
         """What of `config` reaches the source: configs with the same key share a binary."""
@@ -169,7 +169,8 @@ class Kernel:
 
 
 @lru_cache(maxsize=256)
-def _space(kernel: Kernel, static: Static, gpu: Gpu) -> tuple[Config, ...]:
+def legal_configs(kernel: Kernel, static: Static, gpu: Gpu) -> tuple[Config, ...]:
+    """Every config of `kernel` that breaks no rule, in canonical order."""
     # Rules read compile parameters only (a launch value that is declared is legal), so they run once for each of those.
     launches = tuple(kernel.launch_combinations())
     legal = (values for values in kernel.compile_combinations()
