@@ -33,6 +33,7 @@ class TorchArrays:
         self.dtypes = {getattr(torch, name): short for name, short in DTYPE_NAMES.items()}
         self.sink_dtypes = {getattr(torch, name): code for name, code in SINK_DTYPES.items()}
         self.float32, self.int32 = torch.float32, torch.int32
+        self.cache_dtypes = {torch.float8_e4m3fn: "e4m3"} if hasattr(torch, "float8_e4m3fn") else {}
         # Of a device index; what torch's own generated code calls. A torch without CUDA lacks it, and has no CUDA tensors.
         self.stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.grad_enabled = torch.is_grad_enabled
@@ -104,6 +105,7 @@ class CupyArrays:
                 if name in DTYPE_NAMES:
                     self.dtypes[dtype] = DTYPE_NAMES[name]
         self.float32, self.int32 = cupy.dtype("float32"), cupy.dtype("int32")
+        self.cache_dtypes = {cupy.dtype("uint8"): "e4m3"}  # the bytes of float8_e4m3fn, which CuPy lacks
         self._ndarray, self._current_device = cupy.ndarray, runtime.getDevice
         self._stream = cupy.cuda.get_current_stream
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from .arguments import LARGEST_SCALE, number
 from .arrays import OTHER, AttentionError, library_of
 from .problem import Problem
 
 
-def describe_cache(dtype: str, batch: int, seqlen_q: int, seqlen_k: int, heads_q: int, heads_kv: int, head_dim: int,
-                   head_dim_v: int, left, right, softcap: float, alibi: bool, sinks: bool, page_size: int) -> Problem:
+def describe_cache(dtype: str, kv_dtype: str, page_size: int, **fields) -> Problem:
     """The decode problem of a call. Raises `ProblemError`."""
-    return Problem(op="decode", dtype=dtype, batch=batch, heads_q=heads_q, heads_kv=heads_kv, seqlen_q=seqlen_q,
-                   seqlen_k=seqlen_k, head_dim=head_dim, head_dim_v=head_dim_v, window_left=left, window_right=right,
-                   softcap=softcap, alibi=alibi, sinks=sinks, kv="paged" if page_size else "dense", page_size=page_size)
+    kv = "paged" if page_size else "dense"
+    return Problem(op="decode", dtype=dtype, kv_dtype=kv_dtype, kv=kv, page_size=page_size, **fields)
 
 
 def integers(library, name: str, array, shape: tuple, device: int) -> tuple:
@@ -31,6 +30,26 @@ def integers(library, name: str, array, shape: tuple, device: int) -> tuple:
         array = library.packed(array)
         pointer, sizes, strides, _, _ = library.vector(array)
     return array, pointer, tuple(sizes), strides[0]
+
+
+def scales(library, name: str, value, heads_kv: int, device: int, kv_dtype: str) -> tuple[float, int, int]:
+    """(number, pointer to float32 or 0, stride) of the scale of an 8-bit cache. Raises `AttentionError`."""
+    if value is None:
+        return 1.0, 0, 0
+    if kv_dtype != "e4m3":
+        raise AttentionError(f"{name} must be None: only an 8-bit cache has scales, this one is {kv_dtype}")
+    if library_of(value) is library:
+        pointer, shape, strides, dtype, where = library.vector(value)
+        gaps = len(shape) == 1 and shape[0] > 1 and strides[0] != 1
+        if tuple(shape) not in ((), (1,), (heads_kv,)) or dtype != library.float32 or gaps:
+            raise AttentionError(f"{name} has shape {tuple(shape)} and dtype {dtype}; it must be a number, or float32 of one "
+                                 f"element or ({heads_kv},) without gaps")
+        if where != device:
+            raise AttentionError(f"{name} is on device {where} and q on device {device}; all must be on one GPU")
+        return 1.0, pointer, int(len(shape) == 1 and shape[0] == heads_kv and heads_kv > 1)
+    if not 0 < number(value) <= LARGEST_SCALE:
+        raise AttentionError(f"{name} is {value!r}; it must be above 0 and at most {LARGEST_SCALE:g}")
+    return number(value), 0, 0
 
 
 def check_contents(library, cache_seqlens, page_table, capacity: int, pages: int, page_size: int) -> None:
@@ -57,7 +76,8 @@ def check_arrays(q, k_cache, v_cache, page_table) -> None:
                              "library with __dlpack__")
     paged = page_table is not None
     cache = "(num_pages, page_size, heads_kv, {})" if paged else "(batch, seqlen, heads_kv, {})"
-    shapes = {"q": "(batch, seqlen_q, heads_q, head_dim)", "k_cache": cache.format("head_dim"), "v_cache": cache.format("head_dim_v")}
+    shapes = {"q": "(batch, seqlen_q, heads_q, head_dim)", "k_cache": cache.format("head_dim"),
+              "v_cache": cache.format("head_dim_v")}
     read = {}
     for name, array in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         if library_of(array) is not library:
@@ -69,8 +89,9 @@ def check_arrays(q, k_cache, v_cache, page_table) -> None:
             raise AttentionError(f"{name} is in host memory; it must be on a CUDA GPU")
     dtype, device = read["q"][6], read["q"][7]
     for name, values in read.items():
-        if values[6] != dtype:
-            raise AttentionError(f"{name} is {values[6]} and q is {dtype}; q and the cache must have one dtype")
+        if values[6] != dtype and (values[6] not in library.cache_dtypes or values[6] != read["k_cache"][6]):
+            raise AttentionError(f"{name} is {values[6]} and q is {dtype}; q and the cache must have one dtype, or both caches "
+                                 f"{' or '.join(map(str, library.cache_dtypes))}")
         if values[7] != device:
             raise AttentionError(f"{name} is on device {values[7]} and q on device {device}; all must be on one GPU")
     if dtype not in library.dtypes:

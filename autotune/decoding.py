@@ -37,14 +37,15 @@ def workspace(launches: Launches, head_dim_v: int) -> dict[str, tuple[int, ...]]
 def key_of(problem: Problem, device: int) -> tuple:
     """The key of a simplified decode problem's bucket. `attention_with_kvcache` writes the same tuple out."""
     p = problem
-    return ("decode", device, p.dtype, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.window_left, p.window_right,
+    return ("decode", device, p.dtype, p.kv_dtype, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.window_left, p.window_right,
             float(p.softcap), p.alibi, p.sinks, p.page_size, bucket_batch(p.batch), p.seqlen_q, bucket_length(p.seqlen_k))
 
 
 class DecodePlan:
     """A decode kernel, its config and its loaded binary, for every problem of one bucket on one device."""
 
-    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "sized", "_head_dim_v", "_packer", "_main", "_combine")
+    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "sized", "_head_dim_v", "_packer", "_main",
+                 "_combine")
 
     def __init__(self, match, loaded: launch.Loaded):
         problem, config = match.problem, match.config
@@ -60,7 +61,7 @@ class DecodePlan:
 
     def run(self, launches: Launches, library, like, device: int, stream: int, capturing: Callable[[int], bool],
             pointers: tuple, strides: tuple) -> None:
-        """Launches on `stream`. `pointers` are the first 8 of DECODE_POINTERS, `strides` all 13 in order. Workspace comes from
+        """Launches on `stream`. `pointers` are the first 10 of DECODE_POINTERS, `strides` all 13 in order. Workspace comes from
         `library`, for `like`'s device; it may be used again once the call has returned, by later work on the stream."""
         partial_o = partial_statistics = tickets = 0
         if launches.slots:
@@ -136,7 +137,7 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
 
     def space(uniform: bool, scale: float):
         if uniform not in spaces:
-            launches = kernel.launches(problem, config, uniform, scale)
+            launches = kernel.launches(problem, config, uniform, scale, scale_strides=(1, 1))
             arrays = {name: cupy.empty(shape, cupy.float32) for name, shape in workspace(launches, problem.head_dim_v).items()}
             tickets = cupy.zeros(max(launches.tickets, 1), cupy.uint32)
             spaces[uniform] = launches, arrays, tickets
@@ -147,7 +148,8 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
         uniform = layout.table is None and bool((layout.lengths == problem.seqlen_k).all())
         launches, arrays, tickets = space(uniform, inputs.scale)
         tensors = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}
-        pointers = {**tensors, "lse": lse, "sinks": inputs.sinks, "page_table": layout.table, **arrays}
+        pointers = {**tensors, "lse": lse, "sinks": inputs.sinks, "page_table": layout.table,
+                    "k_scales": inputs.k_scales, "v_scales": inputs.v_scales, **arrays}
         if not uniform:
             pointers["lengths"] = layout.device_lengths()
         if launches.tickets:

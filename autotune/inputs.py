@@ -33,6 +33,7 @@ class Inputs:
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), sinks (Hq,) float32 or None, alibi_slopes (Hq,) float32
     or None. Last strides are 1; k and v are views with gaps between batch entries for ``masked_nan`` and ``mixed``.
     A paged k is (pages, page_size, Hkv, D), v likewise. `layout` knows each sequence's length and where its keys stand.
+    An 8-bit cache is unsigned bytes, and `k_scales` and `v_scales` are (Hkv,) float32, else None.
     """
 
     problem: Problem
@@ -46,6 +47,8 @@ class Inputs:
     alibi_slopes: object = field(repr=False)
     scale: float = 1.0
     layout: Layout | None = field(default=None, repr=False)
+    k_scales: object = field(default=None, repr=False)
+    v_scales: object = field(default=None, repr=False)
     exempt: np.ndarray | None = field(default=None, repr=False)  # (Sq,) bool: rows that see a non-finite K; their result is free
 
 
@@ -97,7 +100,10 @@ def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np) -> Inputs:
         if kind in ("needles", "mixed"):
             slopes *= 4 / max(sk, 4)  # so that distance does not outweigh the needle
         slopes = xp.asarray(slopes.astype(np.float32))
-    return Inputs(problem, kind, seed, xp, q, k, v, sinks, slopes, scale, layout, exempt)
+    k_scales = v_scales = None
+    if problem.kv_dtype == "e4m3":  # a K scale of at least 1 leaves needles sharp
+        k_scales, v_scales = (xp.asarray(np.exp2(abs(make.host_normal(hkv)) * shrink)) for shrink in (0.3, -1.0))
+    return Inputs(problem, kind, seed, xp, q, k, v, sinks, slopes, scale, layout, k_scales, v_scales, exempt)
 
 
 def visible_range(problem: Problem, rows, length=None):

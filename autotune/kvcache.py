@@ -12,7 +12,7 @@ from . import arrays, plans
 from .arguments import check_out, check_sinks, number, positive_scale, refuse_grad, window_bounds
 from .arrays import LIBRARIES, OTHER, AttentionError, library_of
 from .attention import NO_WINDOW, attention, suited, unsuited
-from .cachechecks import check_contents, describe_cache, integers
+from .cachechecks import check_contents, describe_cache, integers, scales
 from .kernels.decode import MAX_QUERIES
 from .problem import bucket_batch, bucket_length
 
@@ -29,13 +29,17 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
     `return_lse` also lse (B, Hq, Sq) float32. A sequence of no keys gives 0 and -inf (or its sink).
 
     Slots beyond a length and table entries of pages beyond it are never read. Lengths beyond the cache count as full; with
-    `check` they raise, and so do page numbers out of range, which else are the caller's business: looking costs a synchronisation.
-    `max_seqlen_k` says how long sequences are about, and helps choose a config; it never changes the result. `num_splits` is into
-    how many parts each sequence's keys are cut; None leaves that to the config. The other arguments are as in `attention`.
+    `check` they raise, and so do page numbers out of range, which else are the caller's business: looking takes a
+    synchronisation. `max_seqlen_k` says how long sequences are about, and helps choose a config; it never changes the result.
+    `num_splits` is into how many parts each sequence's keys are cut; None leaves that to the config. The other arguments are
+    as in `attention`.
+
+    A cache may be 8-bit, float8_e4m3fn (with CuPy its bytes, uint8), under queries of 16 bits: keys are then k_cache * k_scale
+    and values v_cache * v_scale. A scale is a number, or float32 on the device, one or (Hkv,); None is 1.
 
     More queries than 16, and float32, are served only where `attention` can: over a dense cache that is full. `cu_seqlens_q` with
-    `max_seqlen_q` (mixed batches), and `k_scale` and `v_scale` (quantised caches) raise `AttentionError`, as do arguments that do
-    not fit together. Also raises what `attention` raises.
+    `max_seqlen_q` (mixed batches) raises `AttentionError`, as do arguments that do not fit together. Also raises what
+    `attention` raises.
     """
     library = LIBRARIES.get(type(q)) or library_of(q)
     if library is OTHER:
@@ -44,18 +48,19 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
             max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_scale=k_scale, v_scale=v_scale, num_splits=num_splits,
             window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out,
             check=check))
-    if cu_seqlens_q is not None or k_scale is not None or v_scale is not None:
-        raise AttentionError("cu_seqlens_q, k_scale and v_scale must be None: no kernel serves mixed batches or quantised caches yet")
+    if cu_seqlens_q is not None or max_seqlen_q is not None:
+        raise AttentionError("cu_seqlens_q and max_seqlen_q must be None: no kernel serves mixed batches yet")
     read = library.read
     try:
         q_pointer, (batch, seqlen_q, heads_q, head_dim), q0, q1, q2, q3, dtype, device = read(q)
         k_pointer, (pages, page_size, heads_kv, head_dim_k), k0, k1, k2, k3, dtype_k, device_k = read(k_cache)
         v_pointer, (pages_v, page_size_v, heads_v, head_dim_v), v0, v1, v2, v3, dtype_v, device_v = read(v_cache)
         if not (pages == pages_v and page_size == page_size_v and heads_kv == heads_v and not heads_q % heads_kv
-                and head_dim == head_dim_k and dtype == dtype_k == dtype_v and device == device_k == device_v >= 0
+                and head_dim == head_dim_k and dtype_k == dtype_v and device == device_k == device_v >= 0
                 and (page_table is not None or pages == batch)):
             raise AttentionError("q, k_cache and v_cache do not fit together")
         dtype_name = library.dtypes[dtype]
+        kv_dtype = dtype_name if dtype_k == dtype else library.cache_dtypes[dtype_k]
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _sentence(error, q, k_cache, v_cache, page_table) from None
     if cache_seqlens is None:
@@ -66,16 +71,19 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
         table_pointer = table_stride = 0
         capacity, page_size = page_size, 0
     else:
-        page_table, table_pointer, (_, table_pages), table_stride = integers(library, "page_table", page_table, (batch, None), device)
-        capacity = table_pages * page_size
+        page_table, table_pointer, table_shape, table_stride = integers(library, "page_table", page_table, (batch, None), device)
+        capacity = table_shape[1] * page_size
     if check:
         check_contents(library, cache_seqlens, page_table, capacity, pages, page_size)
+    k_scale, k_scales, k_scale_stride = scales(library, "k_scale", k_scale, heads_kv, device, kv_dtype)
+    v_scale, v_scales, v_scale_stride = scales(library, "v_scale", v_scale, heads_kv, device, kv_dtype)
     if num_splits is not None and not (type(num_splits) is int and num_splits > 0):
         raise AttentionError(f"num_splits is {num_splits!r}; it must be an int of at least 1, or None")
     if library.grad_enabled() and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad or sinks is not None
                                    or out is not None):
         refuse_grad(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
-    whole = not lengths_pointer and not page_size and num_splits is None  # what `attention` computes, too
+    # What `attention` computes, too.
+    whole = not lengths_pointer and not page_size and num_splits is None and kv_dtype == dtype_name
     if whole and (seqlen_q > MAX_QUERIES or dtype_name == "fp32"):
         return attention(q, k_cache, v_cache, causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
                          alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
@@ -97,11 +105,13 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
         return _empty(library, q, (batch, seqlen_q, heads_q, head_dim_v), sinks, return_lse, out)
 
     expected = capacity if max_seqlen_k is None else max_seqlen_k
-    plan = plans.find(("decode", device, dtype_name, heads_q, heads_kv, head_dim, head_dim_v, left, right, softcap,
-                       alibi_slopes is not None, sinks is not None, page_size, bucket_batch(batch), seqlen_q, bucket_length(expected)))
+    plan = plans.find(("decode", device, dtype_name, kv_dtype, heads_q, heads_kv, head_dim, head_dim_v, left, right, softcap,
+                       alibi_slopes is not None, sinks is not None, page_size, bucket_batch(batch), seqlen_q,
+                       bucket_length(expected)))
     if plan is None:
-        problem = describe_cache(dtype_name, batch, seqlen_q, expected, heads_q, heads_kv, head_dim, head_dim_v, left, right,
-                                 softcap, alibi_slopes is not None, sinks is not None, page_size)
+        problem = describe_cache(dtype_name, kv_dtype, page_size, batch=batch, seqlen_q=seqlen_q, seqlen_k=expected,
+                                 heads_q=heads_q, heads_kv=heads_kv, head_dim=head_dim, head_dim_v=head_dim_v, window_left=left,
+                                 window_right=right, softcap=softcap, alibi=alibi_slopes is not None, sinks=sinks is not None)
         plan = plans.make(problem, device, arrays.is_capturing(library.stream(device)))
 
     if scale is None:
@@ -111,11 +121,12 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
         if negative:
             q = library.negated(q)
             q_pointer, _, q0, q1, q2, q3, _, _ = read(q)
-    if q3 != 1 or k3 != 1 or v3 != 1 or (q_pointer | k_pointer | v_pointer) & 15 \
-            or (q0 | q1 | q2 | k0 | k1 | k2 | v0 | v1 | v2) & 7:
+    if q3 != 1 or q_pointer & 15 or (q0 | q1 | q2) & 7:
         q, (q_pointer, _, q0, q1, q2, q3, _, _) = suited(library, q, True)
-        k_cache, (k_pointer, _, k0, k1, k2, k3, _, _) = suited(library, k_cache, True)
-        v_cache, (v_pointer, _, v0, v1, v2, v3, _, _) = suited(library, v_cache, True)
+    chunk = 15 if kv_dtype == "e4m3" else 7  # elements of 16 bytes, less 1
+    if k3 != 1 or v3 != 1 or (k_pointer | v_pointer) & 15 or (k0 | k1 | k2 | v0 | v1 | v2) & chunk:
+        k_cache, (k_pointer, _, k0, k1, k2, _, _, _) = _suited_cache(library, k_cache, chunk)
+        v_cache, (v_pointer, _, v0, v1, v2, _, _, _) = _suited_cache(library, v_cache, chunk)
     target = out
     if out is None or unsuited(read(out), True):
         target = library.empty(q, (batch, seqlen_q, heads_q, head_dim_v))
@@ -126,16 +137,28 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
         out_pointer, _, o0, o1, o2, _, _, _ = read(out)
     lse = library.empty_float32(q, (batch, heads_q, seqlen_q)) if return_lse else None
 
-    launches = plan.sized(batch, seqlen_q, capacity, not lengths_pointer, scale, sink_dtype, num_splits or 0, page_size)
+    launches = plan.sized(batch, seqlen_q, capacity, not lengths_pointer, scale * k_scale, sink_dtype, num_splits or 0, page_size,
+                          (k_scale_stride, v_scale_stride), v_scale)
     plan.run(launches, library, q, device, library.stream(device), arrays.is_capturing,
              (q_pointer, k_pointer, v_pointer, out_pointer, library.pointer(lse) if return_lse else 0, sink_pointer,
-              lengths_pointer, table_pointer),
+              lengths_pointer, table_pointer, k_scales, v_scales),
              (q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, table_stride))
     if out is None:
         out = target
     elif target is not out:
         library.assign(out, target)
     return (out, lse) if return_lse else out
+
+
+def _suited_cache(library, array, chunk: int) -> tuple:
+    """(array or a packed copy that a kernel can read in place, what `read` says of it)."""
+    view = library.read(array)
+    pointer, shape, *strides = view[:6]
+    used = [stride for stride, size in zip(strides, shape) if size > 1]  # the stride of a size of 1 means nothing
+    if strides[3] != 1 and shape[3] > 1 or pointer & 15 or any(stride & chunk for stride in used[: 3 if shape[3] > 1 else None]):
+        array = library.packed(array)
+        view = library.read(array)
+    return array, view
 
 
 def _sentence(error: Exception, q, k_cache, v_cache, page_table) -> Exception:

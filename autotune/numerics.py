@@ -12,42 +12,66 @@ from math import prod
 
 import numpy as np
 
-MANTISSA_BITS = {"bf16": 7, "fp16": 10, "fp32": 23}
-SMALLEST = {"bf16": 2.0**-133, "fp16": 2.0**-24, "fp32": 2.0**-149}  # subnormal
-NAN_BITS = {"bf16": 0x7FC0, "fp16": 0x7E00, "fp32": 0x7FC00000}
+MANTISSA_BITS = {"bf16": 7, "fp16": 10, "fp32": 23, "e4m3": 3}
+SMALLEST = {"bf16": 2.0**-133, "fp16": 2.0**-24, "fp32": 2.0**-149, "e4m3": 2.0**-9}  # subnormal
+NAN_BITS = {"bf16": 0x7FC0, "fp16": 0x7E00, "fp32": 0x7FC00000, "e4m3": 0x7F}
+E4M3_LARGEST = 448.0
 EXPONENT_BITS = {"bf16": 0x7F80, "fp16": 0x7C00, "fp32": 0x7F800000}  # all ones in the exponent: inf or NaN
 
 
 @lru_cache(maxsize=None)
 def array_dtype(name: str) -> np.dtype:
-    """The numpy dtype of a problem's dtype name (bf16, fp16, fp32)."""
+    """The numpy dtype of a problem's dtype name (bf16, fp16, fp32; e4m3 as unsigned bytes, which CuPy has)."""
     if name == "bf16":
         import ml_dtypes
 
         return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype({"fp16": np.float16, "fp32": np.float32}[name])
+    return np.dtype({"fp16": np.float16, "fp32": np.float32, "e4m3": np.uint8}[name])
+
+
+_WORDS = {"fp32": np.uint32, "e4m3": np.uint8}
 
 
 def bits(array, name: str):
     """`array` of dtype `name` as unsigned integers of the same size. A view."""
-    return array.view(np.uint32 if name == "fp32" else np.uint16)
+    return array.view(_WORDS.get(name, np.uint16))
 
 
 def to_float32(array, name: str):
     """`array` of dtype `name` as float32, exactly."""
     if name == "bf16":
         return (bits(array, name).astype(np.uint32) << 16).view(np.float32)
+    if name == "e4m3":
+        word = array.astype(np.int32)
+        exponent, mantissa = word >> 3 & 15, (word & 7).astype(np.float32)
+        power = np.float32(2) ** (exponent + (exponent == 0) - 10).astype(np.float32)
+        size = (mantissa + (exponent > 0) * np.float32(8)) * power
+        size[(word & 127) == NAN_BITS["e4m3"]] = np.nan
+        return size * (1 - (word >> 7) * 2).astype(np.float32)
     return array.astype(np.float32)
 
 
 def from_float32(xp, array, name: str):
-    """float32 `array` rounded to dtype `name`, to nearest, ties to even; NaN stays NaN."""
+    """float32 `array` rounded to dtype `name`, to nearest, ties to even; NaN stays NaN. e4m3 has no infinity: larger numbers
+    become its largest."""
+    if name == "e4m3":
+        return _to_e4m3(xp, array)
     if name != "bf16":
         return array.astype(array_dtype(name))
     word = xp.ascontiguousarray(array).view(np.uint32)
     rounded = ((word + 0x7FFF + ((word >> 16) & 1)) >> 16).astype(np.uint16)
     rounded |= xp.isnan(array).astype(np.uint16) * np.uint16(NAN_BITS["bf16"])  # rounding may carry a NaN over to zero
     return rounded.view(array_dtype("bf16"))
+
+
+def _to_e4m3(xp, array):
+    size = xp.minimum(xp.abs(array), np.float32(E4M3_LARGEST))
+    word = xp.ascontiguousarray(size).view(np.uint32)
+    normal = (word + 0x7FFFF + ((word >> 20) & 1)) >> 20  # 3 bits of mantissa; the exponent's bias is 127
+    small = xp.rint(size * np.float32(2**9)).astype(np.uint32)
+    result = xp.where(size < 2.0**-6, small, normal - (120 << 3)).astype(np.uint8)
+    result = xp.where(xp.isnan(array), np.uint8(NAN_BITS["e4m3"]), result)
+    return result | (xp.signbit(array).astype(np.uint8) << 7)
 
 
 def rounded(xp, array, name: str):
@@ -57,8 +81,7 @@ def rounded(xp, array, name: str):
 
 def empty(xp, shape, name: str):
     """An uninitialised array of dtype `name`."""
-    itemsize = 4 if name == "fp32" else 2
-    return xp.empty(shape, np.uint32 if itemsize == 4 else np.uint16).view(array_dtype(name))
+    return xp.empty(shape, _WORDS.get(name, np.uint16)).view(array_dtype(name))
 
 
 def host(array) -> np.ndarray:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 OPS = ("forward", "decode")
-DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1}
+DTYPES = ("bf16", "fp16", "fp32")  # of queries and outputs; keys and values in a cache may also be e4m3
 KV_SOURCES = ("dense", "varlen", "paged")
 MASKS = ("full", "causal", "window")
 
@@ -238,10 +239,10 @@ def _parse(text: str) -> Problem:
     op, _, rest = text.partition("-")
     dtype, _, rest = rest.partition("-")
     match = _HEAD.fullmatch(rest)
-    if op not in OPS or dtype not in DTYPE_BYTES or not match:
+    if op not in OPS or dtype not in DTYPES or not match:
         raise ProblemError(
             f"problem {text!r} is malformed: expected OP-DTYPE-bBATCH-hHEADSxKVHEADS-qLEN-kLEN-dHEAD_DIM[-FEATURES], "
-            f"op one of {', '.join(OPS)}, dtype one of {', '.join(DTYPE_BYTES)}; for example {EXAMPLE}")
+            f"op one of {', '.join(OPS)}, dtype one of {', '.join(DTYPES)}; for example {EXAMPLE}")
     fields = dict(zip(("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim"),
                       map(_bounded_int, match.groups()[:6])), op=op, dtype=dtype)
     if match[7]:
@@ -287,7 +288,7 @@ def _validate(p: Problem) -> None:
         if not ok:
             raise ProblemError(message)
 
-    for name, allowed in (("op", OPS), ("dtype", DTYPE_BYTES), ("kv_dtype", DTYPE_BYTES), ("out_dtype", DTYPE_BYTES),
+    for name, allowed in (("op", OPS), ("dtype", DTYPES), ("kv_dtype", DTYPE_BYTES), ("out_dtype", DTYPES),
                           ("kv", KV_SOURCES)):
         require(getattr(p, name) in allowed, f"{name} is {getattr(p, name)!r}; allowed are {', '.join(allowed)}")
     for name in ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "page_size"):

@@ -165,6 +165,9 @@ def _gather(inputs: Inputs, blocks: np.ndarray, first: np.ndarray, end: np.ndarr
     if width:
         at = inputs.layout.at(batch[:, None], xp.minimum(keys, xp.maximum(length - 1, 0)[:, None]))
         k, v = (take(array, at, head // problem.group, problem.kv_dtype) for array in (inputs.k, inputs.v))
+        if inputs.k_scales is not None:
+            head_kv = head // problem.group
+            k, v = k * inputs.k_scales[head_kv][:, None, None], v * inputs.v_scales[head_kv][:, None, None]
         v = xp.where(inside[..., None], v, np.float32(0))
     else:
         k, v = (xp.zeros((len(blocks), 0, d), np.float32) for d in (problem.head_dim, problem.head_dim_v))

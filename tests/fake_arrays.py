@@ -49,7 +49,8 @@ class TensorArrays:
     def __init__(self):
         self.dtypes = {array_dtype(name): name for name in ("bf16", "fp16", "fp32")}
         self.sink_dtypes = {array_dtype("bf16"): 2, **{np.dtype(n): c for n, c in SINK_DTYPES.items() if n != "bfloat16"}}
-        self.int32 = np.dtype(np.int32)
+        self.int32, self.float32 = np.dtype(np.int32), np.dtype(np.float32)
+        self.cache_dtypes = {np.dtype(np.uint8): "e4m3"}
         self.copies, self.streams = 0, {0: 70, 1: 71}
 
     def read(self, tensor):

@@ -8,11 +8,13 @@ from autotune.kernels.forward import LOG2E, SINK_DTYPES
 from autotune.numerics import array_dtype, from_float32, to_float32
 
 
-def attend(p, dtype_name, head_dim, head_dim_v):
+def attend(p, dtype_name, head_dim, head_dim_v, kv_name=None):
     """Computes `out` and `lse`. Tickets must be 0 and are left so; what stands in unused slots and table entries is not read."""
-    dtype, sq = array_dtype(dtype_name), p["seqlen_q"]
+    sq = p["seqlen_q"]
+    kv_name = kv_name or dtype_name
 
     def row(name, first, second, head, dim):
+        dtype = array_dtype(kv_name if name in "kv" else dtype_name)
         at = p[name] + dtype.itemsize * (first * p[f"{name}_batch_stride"] + second * p[f"{name}_row_stride"]
                                          + head * p[f"{name}_head_stride"])
         return np.frombuffer((ctypes.c_char * (dim * dtype.itemsize)).from_address(at), dtype)
@@ -27,19 +29,23 @@ def attend(p, dtype_name, head_dim, head_dim_v):
         assert key * magic >> 31 + shift == key // p["page_size"]
         return number(p["page_table"], batch * p["page_table_stride"] + key // p["page_size"]), key % p["page_size"]
 
-    def numbers(rows, dim):
-        return to_float32(np.array(rows, dtype).reshape(len(rows), dim), dtype_name).astype(np.float64)
+    def numbers(rows, dim, name=kv_name):
+        return to_float32(np.array(rows, array_dtype(name)).reshape(len(rows), dim), name).astype(np.float64)
+
+    def scale(name, head):
+        return number(p[f"{name}_scales"], head * p[f"{name}_scale_stride"], ctypes.c_float) if p[f"{name}_scales"] else 1.0
 
     for batch in range(p["batch"]):
         length = min(number(p["lengths"], batch), p["seqlen_k"]) if p["lengths"] else p["seqlen_k"]
         for head in range(p["heads_q"]):
             kv = head // p["group"]
             keys = [place(batch, key) for key in range(length)]
-            k = numbers([row("k", *at, kv, head_dim) for at in keys], head_dim)
-            v = numbers([row("v", *at, kv, head_dim_v) for at in keys], head_dim_v)
+            k = numbers([row("k", *at, kv, head_dim) for at in keys], head_dim) * scale("k", kv)
+            v = numbers([row("v", *at, kv, head_dim_v) for at in keys], head_dim_v) * scale("v", kv) * p["v_scale"]
             sink = -np.inf if not p["sinks"] else _sink(p, head)
             for query in range(sq):
-                scores = numbers([row("q", batch, query, head, head_dim)], head_dim)[0] @ k.T * p["scale_log2"] / LOG2E
+                q = numbers([row("q", batch, query, head, head_dim)], head_dim, dtype_name)[0]
+                scores = q @ k.T * p["scale_log2"] / LOG2E
                 middle, j = query + length - sq, np.arange(length)
                 scores = np.where((j >= middle - p["window_left"]) & (j <= middle + p["window_right"]), scores, -np.inf)
                 top = max(scores.max(initial=-np.inf), sink)

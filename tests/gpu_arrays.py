@@ -43,6 +43,8 @@ def to_torch(torch):
     def convert(array):
         if array is not None and array.dtype.name == "bfloat16":
             return torch.from_dlpack(array.view("int16")).view(torch.bfloat16)
+        if array is not None and array.dtype.name == "uint8":
+            return torch.from_dlpack(array).view(torch.float8_e4m3fn)
         return None if array is None else torch.from_dlpack(array)
 
     return convert

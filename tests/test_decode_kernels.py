@@ -33,8 +33,8 @@ def pieces_on_device(problem, config, lengths, num_splits):
     return int(np.clip(wanted, 1, 4096 // block_m).sum()) * unsplit
 
 
-@given(lengths=st.lists(st.integers(0, 20000), min_size=1, max_size=70), data=st.data(), heads=st.sampled_from([(1, 1), (64, 8), (28, 4)]),
-       queries=st.integers(1, 16), left=st.none() | st.integers(0, 4000), num_splits=st.integers(0, 40))
+@given(lengths=st.lists(st.integers(0, 20000), min_size=1, max_size=70), data=st.data(),
+       heads=st.sampled_from([(1, 1), (64, 8), (28, 4)]), queries=st.integers(1, 16), left=st.none() | st.integers(0, 4000), num_splits=st.integers(0, 40))
 def test_the_grid_has_room_for_whatever_the_lengths_turn_out_to_be(lengths, data, heads, queries, left, num_splits):
     problem = Problem(op="decode", batch=len(lengths), heads_q=heads[0], heads_kv=heads[1], seqlen_q=queries, seqlen_k=20000,
                       head_dim=64, window_left=left, window_right=None if left is None else 0)
@@ -57,7 +57,7 @@ def test_full_sequences_are_cut_by_the_host_into_about_as_many_pieces_as_asked_f
     named = dict(zip([field.name for field in DECODE_FIELDS][len(DECODE_POINTERS) + 13:], launches.scalars))
     assert launches.grid == batch * 8 * named["num_splits"] and named["num_splits"] >= 1
     assert launches.grid <= max(values["pieces"], batch * 8)
-    assert launches.combine in (0, batch * 8) and (launches.combine > 0) == (named["num_splits"] > 1 and not values["last_block_merges"])
+    assert launches.combine == (batch * 8 if named["num_splits"] > 1 and not values["last_block_merges"] else 0)
 
 
 def test_a_call_may_ask_for_a_number_of_splits():
@@ -69,9 +69,10 @@ def test_a_call_may_ask_for_a_number_of_splits():
     assert KERNEL.workspace_bytes(problem, config) == 4 * (KERNEL.launches(problem, config, uniform=False).slots * 4 * 66 + 4)
 
 
-COMPILED = ["decode-bf16-b1-h64x8-q1-k4096-d64", "decode-fp16-b4-h32x8-q4-k4096-d128-causal-page16", "decode-bf16-b4-h5x1-q1-k500-d80",
-            "decode-bf16-b1-h8x8-q1-k4096-d192x128-causal-left100-sinks", "decode-fp16-b1-h16x1-q2-k4096-d256-causal-page3",
-            "decode-bf16-b1-h64x1-q1-k4096-d40x72"]
+COMPILED = ["decode-bf16-b1-h64x8-q1-k4096-d64", "decode-fp16-b4-h32x8-q4-k4096-d128-causal-page16",
+            "decode-bf16-b4-h5x1-q1-k500-d80", "decode-bf16-b1-h8x8-q1-k4096-d192x128-causal-left100-sinks", "decode-fp16-b1-h16x1-q2-k4096-d256-causal-page3",
+            "decode-bf16-b1-h64x1-q1-k4096-d40x72", "decode-bf16-b1-h32x8-q1-k4096-d128-page16-kve4m3",
+            "decode-fp16-b1-h64x8-q1-k4096-d64-kve4m3"]
 
 
 @pytest.mark.parametrize("text", COMPILED)
@@ -79,6 +80,9 @@ COMPILED = ["decode-bf16-b1-h64x8-q1-k4096-d64", "decode-fp16-b4-h32x8-q4-k4096-
 def test_defaults_compile_without_spills(text, target):
     problem = Problem.parse(text)
     gpu = by_name({"sm_80": "nvidia-a100-sxm-80gb", "sm_90": "nvidia-h200", "sm_120": "nvidia-geforce-rtx-5090"}[target])
+    if problem.kv_dtype == "e4m3" and target == "sm_80":
+        assert "compute capability 8.9" in KERNEL.reject(problem, gpu)
+        return
     config = KERNEL.default(problem, gpu)
     assert KERNEL.illegal(problem.static, config, gpu) is None and KERNEL.target(gpu) == target
     binary = compile_source(render(problem.static, config, target), target)
@@ -95,6 +99,7 @@ def test_what_a_problem_lacks_leaves_no_trace():
 @pytest.mark.parametrize("text, reason", [
     ("forward-bf16-b1-h8x8-q1-k64-d64", "decode problems, not forward"), ("decode-fp32-b1-h8x8-q1-k64-d64", "not fp32"),
     ("decode-bf16-b1-h8x8-q17-k64-d64", "up to 16 queries"), ("decode-bf16-b1-h8x8-q1-k64-d264", "head_dim is 264"),
+    ("decode-bf16-b1-h8x8-q1-k64-d72-kve4m3", "multiples of 16"), ("decode-bf16-b1-h8x8-q1-k64-d64-kvfp16", "not fp16"),
     ("decode-bf16-b1-h8x8-q1-k64-d64x12", "head_dim_v is 12"), ("decode-bf16-b1-h8x8-q1-k64-d64-varlen", "varlen"),
 ])
 def test_what_it_cannot_serve_it_refuses(text, reason):

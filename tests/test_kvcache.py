@@ -27,17 +27,18 @@ def call(problem, inputs, **keywords):
         on_gpu(inputs.q), Tensor(inputs.k), Tensor(inputs.v), cache_seqlens=Tensor(layout.device_lengths()),
         page_table=None if layout.table is None else Tensor(layout.table), causal=problem.causal,
         window=(problem.window_left, problem.window_right), sinks=None if inputs.sinks is None else Tensor(inputs.sinks),
-        return_lse=True, **keywords)
+        k_scale=None if inputs.k_scales is None else Tensor(inputs.k_scales),
+        v_scale=None if inputs.v_scales is None else Tensor(inputs.v_scales), return_lse=True, **keywords)
 
 
 @pytest.mark.parametrize("text", ["decode-bf16-b4-h4x2-q1-k40-d64", "decode-fp16-b3-h6x2-q3-k50-d64x32-causal-page16",
                                   "decode-bf16-b2-h4x1-q2-k33-d64-causal-left7-sinks-page3",
-                                  "decode-bf16-b5-h2x2-q4-k20-d64-page1"])
+                                  "decode-bf16-b5-h2x2-q4-k20-d64-page1", "decode-bf16-b3-h4x2-q1-k40-d64-page16-kve4m3"])
 @pytest.mark.parametrize("kind", ["random", "large", "masked_nan", "needles"])
 def test_lengths_pages_windows_and_sinks_reach_the_kernel(gpu, text, kind):
     problem = Problem.parse(text)
     inputs = make_inputs(problem, kind, seed=3)
-    gpu.compute = problem.dtype, problem.head_dim, problem.head_dim_v
+    gpu.compute = problem.dtype, problem.head_dim, problem.head_dim_v, problem.kv_dtype
     out, lse = call(problem, inputs, check=True)
     verdict = compare(problem, inputs, out.array, lse.array)
     assert verdict.ok, verdict.message
@@ -119,7 +120,8 @@ def paged(**changes):
     (dict(v_cache=random((9, 16, 2, 64), "fp16")), "one dtype"),
     (dict(k_cache=random((9, 16, 3, 64)), v_cache=random((9, 16, 3, 64))), "heads_q must be a multiple of heads_kv"),
     (dict(page_table=None), "its first size must be q's batch, 2"),
-    (dict(k_scale=1.0), "k_scale"),
+    (dict(k_scale=1.0), "k_scale must be None: only an 8-bit cache has scales"),
+    (dict(cu_seqlens_q=Tensor(np.zeros(3, np.int32))), "mixed batches"),
     (dict(check=True, cache_seqlens=Tensor(np.array([5, 65], np.int32))),
      r"cache_seqlens\[1\] is 65; the cache has room for 0 to 64"),
     (dict(check=True, page_table=Tensor(np.array([[0, 99, 99, 99], [1, 2, 9, 3]], np.int32))),
@@ -130,6 +132,25 @@ def test_what_does_not_fit_is_one_sentence(gpu, changes, words):
     with pytest.raises(AttentionError, match=words):
         autotune.attention_with_kvcache(*arrays, **keywords)
     assert not gpu.launches
+
+
+def test_scales_of_an_8_bit_cache_are_numbers_or_arrays(gpu):
+    gpu.compute = "bf16", 64, 64, "e4m3"
+    q, lengths = random((2, 1, 4, 64)), Tensor(np.array([7, 3], np.int32))
+    k, v = (Tensor(np.random.default_rng(i).integers(0, 120, (2, 8, 2, 64), np.uint8)) for i in (1, 2))
+
+    def out(k_scale, v_scale):
+        return autotune.attention_with_kvcache(q, k, v, cache_seqlens=lengths, k_scale=k_scale, v_scale=v_scale).array
+
+    def array(*numbers):
+        return Tensor(np.array(numbers, np.float32))
+
+    plain = out(None, None)
+    assert (out(1, 1.0) == plain).all() and (out(array(1.0), array(1.0, 1.0)) == plain).all()
+    assert (out(array(0.5, 0.5), 2) == out(0.5, array(2.0))).all() and (out(0.5, 1) != plain).any()
+    for wrong in (0, -1.0, float("nan"), "two", array(1, 2, 3), Tensor(np.ones(2))):
+        with pytest.raises(AttentionError, match="v_scale"):
+            out(None, wrong)
 
 
 def test_nothing_to_do_launches_nothing(gpu):

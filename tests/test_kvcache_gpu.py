@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::autotune.plan
 
 COVER = [Problem.parse(text) for text in (
     *(f"decode-bf16-b2-h8x2-q{q}-k{k}-d64-causal" for q, k in ((1, 128), (1, 339), (3, 1024), (16, 799), (5, 3), (2, 20000))),
-    *(f"decode-fp16-b3-h{5 * h}x{h}-q2-k777-d128-causal-page{page}" for h, page in ((1, 1), (2, 3), (1, 16), (2, 19), (1, 256), (1, 1024))),
+    *(f"decode-fp16-b3-h{5 * h}x{h}-q2-k777-d128-causal-page{page}"
+      for h, page in ((1, 1), (2, 3), (1, 16), (2, 19), (1, 256), (1, 1024))),
+    *(f"decode-{dtype}-b3-h8x2-q2-k777-d{d}-causal-page16-kve4m3" for dtype in ("bf16", "fp16") for d in (64, 128, 256)),
     *(f"decode-bf16-b2-h{group}x1-q1-k1500-d64" for group in (1, 5, 6, 7, 16, 64)),
     *(f"decode-bf16-b2-h4x2-q2-k700-d{d}-causal-page16" for d in ("80", "96", "192", "256", "72x40", "192x128")),
     "decode-bf16-b4-h64x8-q1-k900-d64-causal-left127-sinks-page16", "decode-bf16-b4-h8x8-q4-k900-d64-left40-right2-sinks",
@@ -27,7 +29,7 @@ def call(problem, inputs, convert=lambda array: array, **keywords):
     return autotune.attention_with_kvcache(
         *map(convert, (inputs.q, inputs.k, inputs.v)), cache_seqlens=convert(layout.device_lengths()),
         page_table=convert(layout.table), causal=problem.causal, window=(problem.window_left, problem.window_right),
-        sinks=convert(inputs.sinks), return_lse=True, **keywords)
+        sinks=convert(inputs.sinks), k_scale=convert(inputs.k_scales), v_scale=convert(inputs.v_scales), return_lse=True, **keywords)
 
 
 def verdict(problem, cupy, convert=lambda array: array, **keywords):
@@ -74,7 +76,8 @@ def test_a_captured_graph_replays_with_other_lengths_and_pages(cupy):
     cupy.cuda.Device().synchronize()
     with stream:
         stream.begin_capture()
-        out, lse = autotune.attention_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table, causal=False, return_lse=True)
+        out, lse = autotune.attention_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table, causal=False,
+                                                   return_lse=True)
         graph = stream.end_capture()
         for inputs, (expected, expected_lse) in zip((one, two, one), (*wanted, wanted[0])):
             for target, source in ((q, inputs.q), (k, inputs.k), (v, inputs.v)):

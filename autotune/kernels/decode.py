@@ -9,21 +9,24 @@ from ..config import Config, Value
 from ..gpu import Gpu
 from ..problem import Problem, Static
 from .base import Field, Kernel
-from .forward import LOG2E, UNBOUNDED
+from .forward import ELEMENTS, LOG2E, UNBOUNDED
 
-DECODE_POINTERS = ("q", "k", "v", "out", "lse", "sinks", "lengths", "page_table", "partial_o", "partial_statistics", "tickets")
+DECODE_POINTERS = ("q", "k", "v", "out", "lse", "sinks", "lengths", "page_table", "k_scales", "v_scales",
+                   "partial_o", "partial_statistics", "tickets")
 DECODE_TENSORS = ("q", "k", "v", "out")
 MAX_QUERIES = 16  # of a sequence: more are a matter for the forward kernels
 
 DECODE_FIELDS = (
     Field("const Element*", "q", "(batch, seqlen_q, heads_q, head_dim)"),
-    Field("const Element*", "k", "(batch, seqlen_k, heads_kv, head_dim), or (pages, page_size, heads_kv, head_dim)"),
-    Field("const Element*", "v", "(batch, seqlen_k, heads_kv, head_dim_v), or (pages, page_size, heads_kv, head_dim_v)"),
+    Field("const KvElement*", "k", "(batch, seqlen_k, heads_kv, head_dim), or (pages, page_size, heads_kv, head_dim)"),
+    Field("const KvElement*", "v", "(batch, seqlen_k, heads_kv, head_dim_v), or (pages, page_size, heads_kv, head_dim_v)"),
     Field("Element*", "out", "(batch, seqlen_q, heads_q, head_dim_v)"),
     Field("float*", "lse", "(batch, heads_q, seqlen_q), or null"),
     Field("const void*", "sinks", "(heads_q), or null"),
     Field("const int*", "lengths", "(batch): keys of each sequence, or null: all have seqlen_k"),
     Field("const int*", "page_table", "(batch, pages of a sequence): numbers of pages; null unless paged"),
+    Field("const float*", "k_scales", "of an 8-bit cache, one or (heads_kv), or null"),
+    Field("const float*", "v_scales"),
     Field("float*", "partial_o", "(slots, rows, head_dim_v): what pieces leave behind, if any sequence is split"),
     Field("float*", "partial_statistics", "(slots, rows, 2): maximum and sum"),
     Field("u32*", "tickets", "one for each sequence, key/value head and tile of rows, 0 between launches; null: merged later"),
@@ -47,6 +50,9 @@ DECODE_FIELDS = (
     Field("int", "group_shift"),
     Field("int", "num_splits", "of each sequence, as far as its length allows; 0: by its length. Never 0 without lengths"),
     Field("int", "pieces", "about how many blocks share the work"),
+    Field("int", "k_scale_stride", "0 or 1"),
+    Field("int", "v_scale_stride"),
+    Field("float", "v_scale", "of an 8-bit cache, beside v_scales"),
 )
 
 
@@ -82,8 +88,12 @@ class DecodeKernel(Kernel):
             return f"it needs compute capability {self.min_arch / 10}, the GPU has {gpu.arch / 10}"
         if problem.dtype not in self.dtypes:
             return f"it computes {', '.join(self.dtypes)}, not {problem.dtype}"
-        if problem.kv_dtype != problem.dtype or problem.out_dtype != problem.dtype:
-            return "keys, values and output must have the dtype of the queries"
+        if problem.out_dtype != problem.dtype:
+            return "the output must have the dtype of the queries"
+        if problem.kv_dtype not in (problem.dtype, "e4m3"):
+            return f"keys and values must have the dtype of the queries or be e4m3, not {problem.kv_dtype}"
+        if problem.kv_dtype == "e4m3" and gpu.arch < 89:
+            return f"an e4m3 cache needs compute capability 8.9, the GPU has {gpu.arch / 10}"
         if problem.seqlen_q > MAX_QUERIES:
             return f"seqlen_q is {problem.seqlen_q}; it takes up to {MAX_QUERIES} queries of a sequence"
         if problem.kv not in ("dense", "paged"):
@@ -102,7 +112,9 @@ class DecodeKernel(Kernel):
         return values
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
-        return {"kv_header": f"lib/kv/{static.kv}.cuh"}
+        e4m3 = static.kv_dtype == "e4m3"
+        return {"kv_header": f"lib/kv/{static.kv}.cuh", "multiply_header": f"lib/multiply{'_fp8' if e4m3 else ''}.cuh",
+                "kv_dtype": static.kv_dtype, "kv_element": "e4m3" if e4m3 else ELEMENTS[static.kv_dtype]}
 
     def block_rows(self, config: Config) -> int:
         """(query, head) rows that a block owns."""
@@ -117,9 +129,9 @@ class DecodeKernel(Kernel):
         raise NotImplementedError
 
     def bind(self, problem: Problem, config: Config) -> Callable[..., Launches]:
-        """A function of (batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype, num_splits, page_size) that gives the
-        `Launches` for problems with those sizes that are like `problem` otherwise. `uniform`: every sequence has seqlen_k keys;
-        else that many at most, and the device reads how many. A number of splits of 0 is the config's choice."""
+        """A function of (batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype, num_splits, page_size, scale_strides, v_scale)
+        that gives the `Launches` for problems with those sizes that are like `problem` otherwise. `uniform`: every sequence
+        has seqlen_k keys; else that many at most, and the device reads how many. 0 splits are the config's choice."""
         heads_q, heads_kv, group = problem.heads_q, problem.heads_kv, problem.group
         block_rows, tile, least = self.block_rows(config), self.tile_keys(config), self.least_tiles(config)
         most_splits, pieces, combines = 4096 // block_rows, config["pieces"], not config["last_block_merges"]
@@ -128,7 +140,8 @@ class DecodeKernel(Kernel):
         group_reciprocal = reciprocal(group)
         page_reciprocals: dict[int, tuple[int, int]] = {0: (0, 0)}
 
-        def bound(batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype=0, num_splits=0, page_size=0):
+        def bound(batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype=0, num_splits=0, page_size=0,
+                  scale_strides=(0, 0), v_scale=1.0):
             rows = group * seqlen_q
             unsplit = heads_kv * -(-rows // block_rows)
             # Tiles that queries see: those of all keys, or of the window and one more, as it need not begin at a tile.
@@ -147,17 +160,19 @@ class DecodeKernel(Kernel):
             if page_size not in page_reciprocals:
                 page_reciprocals[page_size] = reciprocal(page_size)
             scalars = (batch, heads_q, heads_kv, group, seqlen_q, seqlen_k, left, right, sink_dtype, scale * LOG2E, page_size,
-                       *page_reciprocals[page_size], *group_reciprocal, num_splits, pieces)
+                       *page_reciprocals[page_size], *group_reciprocal, num_splits, pieces, *scale_strides,
+                       v_scale)
             split = splits > 1
             return Launches(grid, batch * unsplit if split and combines else 0, grid if split else 0, min(rows, block_rows),
                             batch * unsplit if split and not combines else 0, scalars)
 
         return bound
 
-    def launches(self, problem: Problem, config: Config, uniform: bool = True, scale: float = 1.0, num_splits: int = 0) -> Launches:
+    def launches(self, problem: Problem, config: Config, uniform: bool = True, scale: float = 1.0, num_splits: int = 0,
+                 scale_strides: tuple[int, int] = (0, 0)) -> Launches:
         """`bind` for the sizes of `problem` itself."""
         return self.bind(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, uniform, scale, 0, num_splits,
-                                          problem.page_size)
+                                          problem.page_size, scale_strides)
 
     def workspace_bytes(self, problem: Problem, config: Config) -> int:
         launches = self.launches(problem, config, uniform=False)

@@ -7,8 +7,8 @@ from typing import Mapping
 
 from ..config import Config, Parameter, Value
 from ..gpu import Gpu
-from ..problem import Problem, Static
-from .base import WARP_SIZE, Step
+from ..problem import DTYPE_BYTES, Problem, Static
+from .base import WARP_SIZE, Step, resident_blocks
 from .decode import DECODE_FIELDS, DecodeKernel, row_tiles, rows_of
 
 PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
@@ -41,6 +41,12 @@ def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
     return None
 
 
+def conversion(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    if static.kv_dtype == "e4m3" and not v["q_in_registers"]:
+        return "with an e4m3 cache Q is converted in registers, so q_in_registers must be true"
+    return None
+
+
 def live_registers(static: Static, v: Mapping[str, Value]) -> int:
     """Registers that the tiles of one thread take, plus what addresses and statistics need at the least."""
     tiles_m = v["block_m"] // 16
@@ -55,7 +61,9 @@ def tile_bytes(rows: int, columns: int) -> int:
 
 
 def stage_bytes(static: Static, v: Mapping[str, Value]) -> int:
-    return tile_bytes(v["block_n"], static.head_dim) + tile_bytes(v["block_n"], static.head_dim_v)
+    """Of a tile of K and one of V. Tiles are counted in columns of 16 bits."""
+    columns = (dim * DTYPE_BYTES[static.kv_dtype] // 2 for dim in (static.head_dim, static.head_dim_v))
+    return sum(tile_bytes(v["block_n"], count) for count in columns)
 
 
 def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
@@ -68,7 +76,7 @@ def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
 class DecodeMma(DecodeKernel):
     name = "decode_mma"
     template = "decode_mma.cu.j2"
-    summary = "tensor cores through mma.sync, split over keys; fp16 and bf16"
+    summary = "tensor cores through mma.sync, split over keys; fp16 and bf16, e4m3 caches"
     min_arch = 80
     dtypes = ("bf16", "fp16")
     parameters = (
@@ -84,7 +92,7 @@ class DecodeMma(DecodeKernel):
                   "about how many blocks share the work"),
         Parameter("last_block_merges", (True, False), "launch", "the last block to arrive merges splits, not a second kernel"),
     )
-    rules = (shared_memory, registers)
+    rules = (conversion, shared_memory, registers)
     fields = DECODE_FIELDS
 
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -92,6 +100,8 @@ class DecodeMma(DecodeKernel):
             value = getattr(problem, name)
             if value % 8 or not 16 <= value <= 256:
                 return f"{name} is {value}; it takes multiples of 8 from 16 to 256"
+            if problem.kv_dtype == "e4m3" and value % 16:
+                return f"{name} is {value}; in an e4m3 cache it takes multiples of 16"
         return super().reject(problem, gpu)
 
     def derive(self, static: Static, values: Mapping[str, Value]) -> dict[str, Value]:
@@ -100,11 +110,12 @@ class DecodeMma(DecodeKernel):
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """As many bytes in flight as an SM can hold with room to spare (notes on Little's law: 25 KB are the least for an
         H200, 40 KB good), and two pieces for each block that is resident."""
-        block_m = 16 if rows_of(problem) <= 16 or problem.head_dim_v > 128 else 32
+        block_m = 16 if rows_of(problem) <= 16 or problem.head_dim_v > 128 or problem.kv_dtype == "e4m3" else 32
         small = problem.compulsory_bytes < 32e6
         for num_warps, num_stages, blocks in ((4, 4, 2), (4, 3, 2), (4, 2, 2), (4, 2, 1), (2, 2, 1), (1, 2, 1)):
             values = dict(block_m=block_m, block_n=16, num_warps=num_warps, num_stages=num_stages,
-                          q_in_registers=block_m == 16 and problem.head_dim + problem.head_dim_v <= 384,
+                          q_in_registers=problem.kv_dtype == "e4m3"
+                          or block_m == 16 and problem.head_dim + problem.head_dim_v <= 384,
                           l2_prefetch=128, min_blocks_per_sm=blocks, pieces=256 if small else 1024, last_block_merges=True)
             config = self.config(problem.static, values)
             if self.illegal(problem.static, config, gpu) is None:
@@ -133,11 +144,9 @@ class DecodeMma(DecodeKernel):
         launch, first load, merging."""
         launches = self.launches(problem, config)
         threads = config["num_warps"] * WARP_SIZE
-        resident = max(1, min(gpu["registers_per_sm"] // (threads * max(registers, 24)),
-                              gpu["smem_per_sm_bytes"] // (config["smem_bytes"] + gpu["smem_reserved_bytes"]),
-                              gpu["threads_per_sm"] // threads, gpu["blocks_per_sm"]))
-        useful = (problem.head_dim + problem.head_dim_v) * 2 * config["block_n"] / stage_bytes(problem.static, config.values)
-        flying = config["num_warps"] * config["num_stages"] * stage_bytes(problem.static, config.values) * min(useful, 1)
+        resident = resident_blocks(gpu, threads, registers, config["smem_bytes"])
+        stage = config["block_n"] * (problem.head_dim + problem.head_dim_v) * DTYPE_BYTES[problem.kv_dtype]
+        flying = config["num_warps"] * config["num_stages"] * stage
         busy = min(launches.grid, gpu.sms * resident)
         bandwidth = min(0.92 * gpu["bandwidth_gb_s"] * 1e3, busy * flying / LATENCY_US)  # bytes per us
         bytes_read = problem.compulsory_bytes * (1 + 0.1 * (row_tiles(problem, config["block_m"]) - 1))

@@ -49,11 +49,12 @@ def _decode(kernel: DecodeKernel, problem: Problem, config: Config, inputs: Inpu
     layout = inputs.layout
     uniform = layout.table is None and bool((layout.lengths == problem.seqlen_k).all())
     launches = kernel.bind(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, uniform, inputs.scale,
-                                            _sink_dtype(inputs), 0, problem.page_size)
+                                            _sink_dtype(inputs), 0, problem.page_size, (1, 1))
     if not uniform:
         memory.add("lengths", layout.device_lengths(), writable=False)
-    if layout.table is not None:
-        memory.add("page_table", layout.table, writable=False)
+    for name, array in {"page_table": layout.table, "k_scales": inputs.k_scales, "v_scales": inputs.v_scales}.items():
+        if array is not None:
+            memory.add(name, array, writable=False)
     for name, shape in decoding.workspace(launches, problem.head_dim_v).items():
         memory.add(name, np.full(shape, np.nan, np.float32), writable=True)
     if launches.tickets:

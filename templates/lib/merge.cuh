@@ -31,9 +31,10 @@ struct Workspace {
 DEVICE void finish(const Params& p, const Rows& rows, int row, int column, const Partial& whole) {
     const int head = rows.head(p, row), query = rows.query(p, row);
     const RowEnd end = finish_row(whole.maximum, whole.sum, sink_logit_log2(p.sinks, p.sink_dtype, head));
+    const float factor = end.factor * output_scale(p, rows.head_kv);
     Chunk chunk;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) chunk.word[i] = pack2<Element>(whole.o[2 * i] * end.factor, whole.o[2 * i + 1] * end.factor);
+    for (int i = 0; i < 4; ++i) chunk.word[i] = pack2<Element>(whole.o[2 * i] * factor, whole.o[2 * i + 1] * factor);
     store_global_16(p.out + rows.batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + column, chunk);
     if (p.lse && column == 0) p.lse[(i64(rows.batch) * p.heads_q + head) * p.seqlen_q + query] = end.lse;
 }

@@ -1,13 +1,31 @@
-// The two products of attention on register tiles, by warp-level multiplies.
+// The two products of attention, and what goes into and comes out of them, where K and V have the dtype of the queries.
 
-// S += Q K^T for one tile of keys. load_q(fragment, m, d) gives the 16 x 16 tile of Q at rows 16 m and columns 16 d.
-template <typename Element, int TILES_M, int TILES_N, typename KTile, typename LoadQ>
-DEVICE void multiply_qk(float (&s)[TILES_M][TILES_N][4], const KTile& k, LoadQ load_q) {
+// The block's queries as A fragments. Rows that do not exist repeat the last one. Returns what the products with K must be
+// multiplied by to be scores in log2 units.
+DEVICE float load_q(u32 (&a)[TILES_M][STEPS_D][4], const Params& p, const Rows& rows) {
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = min_of(m * 16 + half * 8 + c_row(), rows.count - 1);
+            const Element* q = rows.pointer(p, row) + c_column();
+#pragma unroll
+            for (int d = 0; d < STEPS_D; ++d) {
+                a[m][d][half] = load_global_4(q + d * 16);
+                a[m][d][2 + half] = d * 16 + 8 < HEAD_DIM ? load_global_4(q + d * 16 + 8) : 0;
+            }
+        }
+    return p.scale_log2;
+}
+
+// S += Q K^T for one tile of keys. q_fragment(a, m, d) gives the 16 x 16 tile of Q at rows 16 m and columns 16 d.
+template <typename KTile, typename QFragment>
+DEVICE void multiply_qk(float (&s)[TILES_M][TILES_N][4], const KTile& k, QFragment q_fragment) {
 #pragma unroll
     for (int d = 0; d < STEPS_D; ++d) {
         u32 a[TILES_M][4];
 #pragma unroll
-        for (int m = 0; m < TILES_M; ++m) load_q(a[m], m, d);
+        for (int m = 0; m < TILES_M; ++m) q_fragment(a[m], m, d);
 #pragma unroll
         for (int n = 0; n < TILES_N / 2; ++n) {
             u32 b[4];
@@ -22,7 +40,7 @@ DEVICE void multiply_qk(float (&s)[TILES_M][TILES_N][4], const KTile& k, LoadQ l
 }
 
 // O += P V for one tile of values, P rounded to Element on the way.
-template <typename Element, int TILES_M, int TILES_N, int TILES_V, typename VTile>
+template <typename VTile>
 DEVICE void multiply_pv(float (&o)[TILES_M][TILES_V][4], const float (&p)[TILES_M][TILES_N][4], const VTile& v) {
 #pragma unroll
     for (int n = 0; n < TILES_N / 2; ++n) {
@@ -41,3 +59,14 @@ DEVICE void multiply_pv(float (&o)[TILES_M][TILES_V][4], const float (&p)[TILES_
         }
     }
 }
+
+// Stores this lane's part of a row of O; the row begins at byte `address` of shared memory.
+DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int half) {
+#pragma unroll
+    for (int v = 0; v < TILES_V; ++v)
+        if (HEAD_DIM_V % 16 == 0 || v * 8 < HEAD_DIM_V)
+            store_shared_floats(address + (v * 8 + c_column()) * 4, o[v][half * 2], o[v][half * 2 + 1]);
+}
+
+// What a finished row must be multiplied by.
+DEVICE float output_scale(const Params&, int) { return 1; }

@@ -117,6 +117,10 @@ struct Rows {
         count = min_of(BLOCK_M, p.group * p.seqlen_q - begin);
     }
     DEVICE int query(const Params& p, int row) const { return divide(begin + row, p.group_magic, p.group_shift); }
+    // Query `row`.
+    DEVICE const Element* pointer(const Params& p, int row) const {
+        return p.q + batch * p.q_batch_stride + head(p, row) * p.q_head_stride + query(p, row) * p.q_row_stride;
+    }
     DEVICE int head(const Params& p, int row) const { return head_kv * p.group + begin + row - query(p, row) * p.group; }
 };
 

@@ -1,6 +1,6 @@
 // From global memory to a warp's own tiles in shared memory by cp.async.
 
-// Copies tiles of ROWS x COLUMNS with the 32 lanes of a warp, in passes: neighbouring lanes copy neighbouring chunks of 16
+// Copies tiles of ROWS x COLUMNS 16-bit columns with the 32 lanes of a warp, in passes: neighbouring lanes copy neighbouring chunks of 16
 // bytes, and a lane's chunk is the same in all passes.
 template <int ROWS, int COLUMNS, int PREFETCH> struct WarpLoader {
     static constexpr int CHUNKS = round_up(COLUMNS, 16) / 8;  // the last one is zeros where COLUMNS is an odd multiple of 8
@@ -8,13 +8,13 @@ template <int ROWS, int COLUMNS, int PREFETCH> struct WarpLoader {
     static constexpr int PASSES = ceil_div(ROWS, ROWS_PER_PASS);
 
     DEVICE static int lane_row() { return lane_id() / CHUNKS; }  // in the first pass
-    DEVICE static int lane_column() { return lane_id() % CHUNKS * 8; }
+    DEVICE static int lane_element() { return lane_id() % CHUNKS * (16 / KV_BYTES); }
 
     // Starts copying rows [begin, end) of a tile and makes the others zeros. `source` is this lane's chunk of its row in the
     // first pass, `pass_stride` leads to that of the next pass.
-    DEVICE static void start(const SmemTile<ROWS, COLUMNS>& tile, const Element* source, i64 pass_stride, int begin, int end) {
+    DEVICE static void start(const SmemTile<ROWS, COLUMNS>& tile, const KvElement* source, i64 pass_stride, int begin, int end) {
         gather(tile, begin, end, [&](int) {
-            const Element* here = source;
+            const KvElement* here = source;
             source += pass_stride;
             return here;
         });
@@ -33,7 +33,7 @@ template <int ROWS, int COLUMNS, int PREFETCH> struct WarpLoader {
             // Rows of a pass and passes share no bits if there are 2^n rows a pass, so their swizzles add up by exclusive or.
             const u32 address = ROWS_PER_PASS & (ROWS_PER_PASS - 1) ? tile.address(row + later, chunk)
                                                                      : (first_address ^ (later % 8 * 16)) + later * 128;
-            const Element* source = row_pointer(row + later);
+            const KvElement* source = row_pointer(row + later);
             if (lane_copies && (ROWS % ROWS_PER_PASS == 0 || row + later < ROWS))
                 stream_async_16<PREFETCH>(address, source, exists && column_exists);
         }

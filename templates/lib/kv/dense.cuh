@@ -1,16 +1,16 @@
 // Keys and values that stand in order: key j of a sequence is row j of its part of the cache.
 struct KvRows {
-    using KLoader = WarpLoader<BLOCK_N, HEAD_DIM, L2_PREFETCH>;
-    using VLoader = WarpLoader<BLOCK_N, HEAD_DIM_V, L2_PREFETCH>;
-    const Element *k, *v;  // this lane's chunks in the first pass over the next tile to load
+    using KLoader = WarpLoader<BLOCK_N, K_COLUMNS, L2_PREFETCH>;
+    using VLoader = WarpLoader<BLOCK_N, V_COLUMNS, L2_PREFETCH>;
+    const KvElement *k, *v;  // this lane's chunks in the first pass over the next tile to load
     i64 k_stride, v_stride;
     int begin, end;  // keys that exist
 
     DEVICE KvRows(const Params& p, int batch, int head_kv, int first, int last, int first_key)
         : k(p.k + batch * p.k_batch_stride + head_kv * p.k_head_stride + (first_key + KLoader::lane_row()) * p.k_row_stride
-            + KLoader::lane_column()),
+            + KLoader::lane_element()),
           v(p.v + batch * p.v_batch_stride + head_kv * p.v_head_stride + (first_key + VLoader::lane_row()) * p.v_row_stride
-            + VLoader::lane_column()),
+            + VLoader::lane_element()),
           k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last) {}
 
     // What must be known of a tile before it is loaded, asked for early: nothing here.

@@ -1,9 +1,9 @@
 // Keys and values in pages: key j of a sequence is slot j % page_size of the page that its table names at j / page_size.
 // Table entries of keys that do not exist are not read.
 struct KvRows {
-    using KLoader = WarpLoader<BLOCK_N, HEAD_DIM, L2_PREFETCH>;
-    using VLoader = WarpLoader<BLOCK_N, HEAD_DIM_V, L2_PREFETCH>;
-    const Element *k, *v;  // this lane's chunks of slot 0 of page 0
+    using KLoader = WarpLoader<BLOCK_N, K_COLUMNS, L2_PREFETCH>;
+    using VLoader = WarpLoader<BLOCK_N, V_COLUMNS, L2_PREFETCH>;
+    const KvElement *k, *v;  // this lane's chunks of slot 0 of page 0
     const int* table;
     i64 k_page_stride, v_page_stride, k_stride, v_stride;
     int begin, end;  // keys that exist
@@ -11,7 +11,7 @@ struct KvRows {
     u32 page_magic;
 
     DEVICE KvRows(const Params& p, int batch, int head_kv, int first, int last, int)
-        : k(p.k + head_kv * p.k_head_stride + KLoader::lane_column()), v(p.v + head_kv * p.v_head_stride + VLoader::lane_column()),
+        : k(p.k + head_kv * p.k_head_stride + KLoader::lane_element()), v(p.v + head_kv * p.v_head_stride + VLoader::lane_element()),
           table(p.page_table + batch * p.page_table_stride), k_page_stride(p.k_batch_stride), v_page_stride(p.v_batch_stride),
           k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last), page_size(p.page_size),
           page_shift(p.page_shift), page_magic(p.page_magic) {}
@@ -39,7 +39,7 @@ struct KvRows {
         start<VLoader>(tile, v, v_page_stride, v_stride, first_key, at);
     }
     template <typename Loader, typename Tile>
-    DEVICE void start(const Tile& tile, const Element* matrix, i64 page_stride, i64 stride, int first_key, const Place& at) const {
+    DEVICE void start(const Tile& tile, const KvElement* matrix, i64 page_stride, i64 stride, int first_key, const Place& at) const {
         i64 offset[ENTRIES];
 #pragma unroll
         for (int i = 0; i < ENTRIES; ++i) offset[i] = at.page[i] * page_stride + at.slot[i] * stride;
