@@ -14,7 +14,7 @@ from autotune.render import HOST_TWINS, TEMPLATES
 from autotune.simulator.job import launch
 from autotune.simulator.memory import Memory
 
-HEADERS = ("math", "fp16", "access", "opaque", "fragment", "mma", "ldmatrix", "copy", "mbarrier", "warpgroup", "tma")
+FIRST = ("math", "fp16", "fragment", "mma")  # others build on these
 PARAMS = """
 struct Params { u32* in; u32* out; int n; int zero; };
 extern "C" __global__ void __launch_bounds__(%d) probe(const __grid_constant__ Params p) {
@@ -23,8 +23,10 @@ extern "C" __global__ void __launch_bounds__(%d) probe(const __grid_constant__ P
 """
 
 
-def headers(folder: Path, names=HEADERS) -> str:
-    """base.cuh and headers of lib/ptx/ as text, of the twins or of the templates."""
+def headers(folder: Path) -> str:
+    """base.cuh and all headers of lib/ptx/ as text, of the twins or of the templates."""
+    names = sorted(path.stem for path in (folder / "lib" / "ptx").glob("*.cuh"))
+    names = [*FIRST, *(name for name in names if name not in FIRST)]
     files = [folder / "lib" / "base.cuh", *(folder / "lib" / "ptx" / f"{name}.cuh" for name in names)]
     return "\n".join(path.read_text() for path in files)
 

@@ -57,7 +57,7 @@ static void race(const Actor& actor, const char* verb, u32 address, const char* 
 
 static const char* unordered(const Actor& actor, const Access& a) {
     if (!happened_before(actor, a)) return "nothing orders the two";
-    if (actor.async && a.agent < block.threads && !order_seen(actor.thread, a.agent, a.step, Visible::to_async_proxy))
+    if (actor.async && !a.async && !order_seen(actor.thread, a.agent, a.step, Visible::to_async_proxy))
         return "no proxy fence makes that visible to the async proxy";
     return nullptr;
 }
@@ -88,8 +88,14 @@ void check_read(const Actor& actor, u32 address, int bytes) {
     check_after_writes(actor, "reads", address, bytes);
 }
 
+static Access stamp_of(const Actor& actor) {
+    Access stamp{};
+    stamp.step = actor.step, stamp.agent = u16(actor.agent), stamp.line = actor.line & 0x7fff, stamp.async = actor.async;
+    return stamp;
+}
+
 void stamp_read(const Actor& actor, u32 address, int bytes) {
-    std::fill_n(&read_by[actor.thread.warp->id][address - SHARED_BASE], bytes, Access{actor.step, u16(actor.agent), u16(actor.line)});
+    std::fill_n(&read_by[actor.thread.warp->id][address - SHARED_BASE], bytes, stamp_of(actor));
 }
 
 void check_write(const Actor& actor, u32 address, int bytes) {
@@ -97,15 +103,17 @@ void check_write(const Actor& actor, u32 address, int bytes) {
     for (const auto& accesses : read_by) {
         const Access* r = &accesses[address - SHARED_BASE];
         for (int i = 0; i < bytes; ++i) {
-            if (!r[i].step || (i && same(r[i], r[i - 1])) || happened_before(actor, r[i])) continue;
-            race(actor, "writes", address + i, "reads", r[i], "nothing orders the two");
-            break;
+            if (!r[i].step || (i && same(r[i], r[i - 1]))) continue;
+            if (const char* why = unordered(actor, r[i])) {
+                race(actor, "writes", address + i, "reads", r[i], why);
+                break;
+            }
         }
     }
 }
 
 void stamp_write(const Actor& actor, u32 address, int bytes) {
-    std::fill_n(&written[address - SHARED_BASE], bytes, Access{actor.step, u16(actor.agent), u16(actor.line)});
+    std::fill_n(&written[address - SHARED_BASE], bytes, stamp_of(actor));
     if (!co_writers.empty())
         for (int i = 0; i < bytes; ++i) co_writers.erase(address + i);
 }
@@ -154,7 +162,7 @@ void shared_write(u32 address, const void* data, int bytes, int line) {
     check_shared_bounds(address, bytes, true, line);
     const Actor me = this_thread(line);
     if (repeats_a_write(me, address, data, bytes)) {
-        for (int i = 0; i < bytes; ++i) co_writers[address + i].push_back({me.step, u16(me.agent), u16(line)});
+        for (int i = 0; i < bytes; ++i) co_writers[address + i].push_back(stamp_of(me));
         return;
     }
     check_write(me, address, bytes);
