@@ -29,7 +29,8 @@ def call(problem, inputs, convert=lambda array: array, **keywords):
     return autotune.attention_with_kvcache(
         *map(convert, (inputs.q, inputs.k, inputs.v)), cache_seqlens=convert(layout.device_lengths()),
         page_table=convert(layout.table), causal=problem.causal, window=(problem.window_left, problem.window_right),
-        sinks=convert(inputs.sinks), k_scale=convert(inputs.k_scales), v_scale=convert(inputs.v_scales), return_lse=True, **keywords)
+        sinks=convert(inputs.sinks), k_scale=convert(inputs.k_scales), v_scale=convert(inputs.v_scales),
+        return_lse=True, **keywords)
 
 
 def verdict(problem, cupy, convert=lambda array: array, **keywords):
