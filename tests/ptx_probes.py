@@ -218,8 +218,8 @@ PROBES = (
           float_error=-4e-7),
     Probe("reciprocal", ("reciprocal_approx",), EACH.format("reciprocal_approx(in[i])"), floats(256, 9, SPECIAL), floats=True,
           float_error=-3e-7),
-    Probe("pack2 bf16", ("pack2",), EACH_WORD.format("pack2<bf16>(in[2 * i], in[2 * i + 1])"), floats(512, 9, SPECIAL)),
-    Probe("pack2 fp16", ("pack2",), EACH_WORD.format("pack2<fp16>(in[2 * i], in[2 * i + 1])"), floats(512, 9, SPECIAL)),
+    Probe("pack2 bf16", ("pack2",), EACH_WORD.format("pack2<bf16>(in[2 * i], in[2 * i + 1])"), floats(512, 9, SPECIAL), arch=80),
+    Probe("pack2 fp16", ("pack2",), EACH_WORD.format("pack2<fp16>(in[2 * i], in[2 * i + 1])"), floats(512, 9, SPECIAL), arch=80),
     Probe("every half to float", ("half_to_float",), "for (int i = thread_id(); i < 65536; i += 32) "
           "reinterpret_cast<float*>(p.out)[i] = half_to_float(fp16{static_cast<unsigned short>(i)});", out_words=65536,
           floats=True),
@@ -230,8 +230,8 @@ PROBES = (
     float* out = reinterpret_cast<float*>(p.out);
     out[thread_id()] = row_max(x), out[32 + thread_id()] = row_sum(x), out[64 + thread_id()] = c_row() * 100 + c_column();""",
           floats(32), floats=True),
-    Probe("c to a bf16", ("c_to_a",), C_TO_A.format("bf16"), floats(256)),
-    Probe("c to a fp16", ("c_to_a",), C_TO_A.format("fp16"), floats(256)),
+    Probe("c to a bf16", ("c_to_a",), C_TO_A.format("bf16"), floats(256), arch=80),
+    Probe("c to a fp16", ("c_to_a",), C_TO_A.format("fp16"), floats(256), arch=80),
     Probe("accesses", ("store_shared_4", "store_shared_16", "load_shared_16", "store_global_16"), """
     for (int i = 0; i < 4; ++i) store_shared_4(smem_base() + thread_id() * 16 + i * 4, p.in[thread_id() * 4 + i] + i);
     sync_warp();
