@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Callable
 
 from ..config import Config, Value
 from ..gpu import Gpu
 from ..problem import Problem, Static
-from .base import Field, Kernel
+from .base import Field, Kernel, legal_configs
 
 # Codes of the sink logits' dtype in Params.sink_dtype.
 SINK_DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
@@ -63,6 +64,11 @@ class ForwardKernel(Kernel):
                 return f"it has no {feature}"
         return None
 
+    def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
+        """Every legal config for `problem` on `gpu`, without those whose blocks own more heads than share keys: rows of theirs
+        would be idle."""
+        return () if self.reject(problem, gpu) else _sharing(self, problem.static, gpu, 1 << (problem.group - 1).bit_length())
+
     def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
         values = [("int", "HEAD_DIM", static.head_dim), ("int", "HEAD_DIM_V", static.head_dim_v)]
         for parameter in self.parameters:
@@ -112,6 +118,11 @@ class ForwardKernel(Kernel):
         """Key tiles that all blocks load together."""
         sets = problem.heads_kv * -(-problem.group // self.block_heads(config))
         return visited_tiles(problem, self.block_queries(config), config["block_n"]) * sets * problem.batch
+
+
+@lru_cache(maxsize=256)
+def _sharing(kernel: ForwardKernel, static: Static, gpu: Gpu, most: int) -> tuple[Config, ...]:
+    return tuple(config for config in legal_configs(kernel, static, gpu) if kernel.block_heads(config) <= most)
 
 
 def visited_tiles(problem: Problem, block_queries: int, block_n: int) -> float:
