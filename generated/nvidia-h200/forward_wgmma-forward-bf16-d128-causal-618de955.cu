@@ -731,24 +731,7 @@ DEVICE RowEnd finish_row(float maximum_log2, float sum, float sink_log2) {
     float denominator = sum * scale + exp2_approx(sink_log2 - top);
     return {scale * reciprocal_approx(denominator), (top + log2_approx(denominator)) * LN2};
 }
-using QTile = SmemTile<UNIT_ROWS, HEAD_DIM>;  // of one group
-using OTile = SmemTile<UNIT_ROWS, HEAD_DIM_V>;
-using KTile = SmemTile<BLOCK_N, HEAD_DIM>;
-using VTile = SmemTile<BLOCK_N, HEAD_DIM_V>;
-
-// What the loader works out for a block and the groups read: integer divisions are for one thread.
-struct alignas(64) Task {
-    Work work;
-    KvTiles<BLOCK_N> tiles;
-};
-
-// Shared memory: buffers of Q (later of the output), of K, of V, then barriers and tasks.
-constexpr int ROWS_BYTES = larger(QTile::BYTES, OTile::BYTES);
-constexpr int K_OFFSET = Q_STAGES * NUM_WARPGROUPS * ROWS_BYTES, V_OFFSET = K_OFFSET + NUM_STAGES * KTile::BYTES;
-constexpr int BARRIERS_OFFSET = V_OFFSET + NUM_STAGES * VTile::BYTES;
-constexpr int TASKS_OFFSET = BARRIERS_OFFSET + round_up(16 * (Q_STAGES + 2 * NUM_STAGES), 64);
-static_assert(SMEM_BYTES == TASKS_OFFSET + 64 * Q_STAGES && sizeof(Task) == 64, "shared memory request");
-static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256 && HEAD_DIM_V % 8 == 0 && HEAD_DIM_V <= 256, "shapes of wgmma");
+// Rings of buffers between one warp that loads and groups that use what it has loaded.
 
 // The barriers of one ring of buffers: `full` counts the copy engine's bytes, `empty` the groups that are done with it.
 struct Ring {
@@ -764,12 +747,23 @@ template <int STAGES> struct Place {
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
 };
+// What the loader works out for a block and the groups read: integer divisions are for one thread.
+struct alignas(64) Task {
+    Work work;
+    KvTiles<BLOCK_N> tiles;
+};
 
 // A block goes round the work of the grid in lanes that turn back at each end, so that under a causal mask, where work
 // shrinks from first to last, the sums come out even.
 DEVICE int block_of_round(int round) {
     return round * grid_size() + (round % 2 ? grid_size() - 1 - block_id() : block_id());
 }
+using QTile = SmemTile<UNIT_ROWS, HEAD_DIM>;  // of one group
+using OTile = SmemTile<UNIT_ROWS, HEAD_DIM_V>;
+using KTile = SmemTile<BLOCK_N, HEAD_DIM>;
+using VTile = SmemTile<BLOCK_N, HEAD_DIM_V>;
+
+// What a warpgroup and its loader do with whole tiles: copies, products, and the way out of the output.
 
 // Starts the copies of one tile, a panel of 64 columns at a time.
 template <typename Tile> DEVICE void load_tile(Tile tile, const TensorMap& map, u32 barrier, int row, int head, int batch, u64 hint) {
@@ -845,55 +839,72 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
         named_barrier_sync(1 + group, WARPGROUP_SIZE);
     }
 }
+// Shared memory: buffers of Q (later of the output), of K, of V, then barriers and tasks.
+constexpr int ROWS_BYTES = larger(QTile::BYTES, OTile::BYTES);
+constexpr int K_OFFSET = Q_STAGES * NUM_WARPGROUPS * ROWS_BYTES, V_OFFSET = K_OFFSET + NUM_STAGES * KTile::BYTES;
+constexpr int BARRIERS_OFFSET = V_OFFSET + NUM_STAGES * VTile::BYTES;
+constexpr int TASKS_OFFSET = BARRIERS_OFFSET + round_up(16 * (Q_STAGES + 2 * NUM_STAGES), 64);
+static_assert(SMEM_BYTES == TASKS_OFFSET + 64 * Q_STAGES && sizeof(Task) == 64, "shared memory request");
+static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256 && HEAD_DIM_V % 8 == 0 && HEAD_DIM_V <= 256, "shapes of wgmma");
+
+DEVICE QTile q_tile(int stage, int group) { return {smem_base() + (stage * NUM_WARPGROUPS + group) * ROWS_BYTES}; }
+DEVICE KTile k_tile(int stage) { return {smem_base() + K_OFFSET + stage * KTile::BYTES}; }
+DEVICE VTile v_tile(int stage) { return {smem_base() + V_OFFSET + stage * VTile::BYTES}; }
+DEVICE SharedArray<Task> task_at(int stage) { return {smem_base() + TASKS_OFFSET + stage * 64}; }
+struct Rings {
+    Ring q{smem_base() + BARRIERS_OFFSET}, k{q.full(Q_STAGES)}, v{k.full(NUM_STAGES)};
+    DEVICE Rings() {}
+};
+
+// The loader's part: one thread that keeps the rings full, block after block.
+DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
+    Place<Q_STAGES> q_place;
+    Place<NUM_STAGES> k_place, v_place;
+    for (int round = 0; round * grid_size() < blocks; ++round) {
+        const int block = block_of_round(round);
+        if (block >= blocks) break;
+        const Work work(p, block);
+        const KvTiles<BLOCK_N> tiles(Mask(p), work.query_begin, work.query_end);
+        auto load_k = [&](int tile) {
+            mbarrier_wait(rings.k.empty(k_place.stage), k_place.phase ^ 1);
+            mbarrier_arrive_expect(rings.k.full(k_place.stage), KTile::BYTES);
+            load_tile(k_tile(k_place.stage), p.k_map, rings.k.full(k_place.stage), tiles.first_key(tile), work.head_kv, work.batch, CACHE_EVICT_LAST);
+            k_place.advance();
+        };
+        mbarrier_wait(rings.q.empty(q_place.stage), q_place.phase ^ 1);
+        task_at(q_place.stage).set(0, Task{work, tiles});
+        mbarrier_arrive_expect(rings.q.full(q_place.stage), tiles.empty() ? 0 : NUM_WARPGROUPS * QTile::BYTES);
+        for (int group = 0; group < NUM_WARPGROUPS && !tiles.empty(); ++group)
+            load_tile(q_tile(q_place.stage, group), p.q_map, rings.q.full(q_place.stage), work.query(group * UNIT_ROWS),
+                      work.head_begin, work.batch, CACHE_EVICT_FIRST);
+        q_place.advance();
+        if (tiles.empty()) continue;
+        load_k(tiles.first());
+        for (int tile = tiles.first(); tiles.contains(tile); tile = tiles.next(tile)) {
+            if (tiles.contains(tiles.next(tile))) load_k(tiles.next(tile));  // K runs one tile ahead, as its use does
+            mbarrier_wait(rings.v.empty(v_place.stage), v_place.phase ^ 1);
+            mbarrier_arrive_expect(rings.v.full(v_place.stage), VTile::BYTES);
+            load_tile(v_tile(v_place.stage), p.v_map, rings.v.full(v_place.stage), tiles.first_key(tile), work.head_kv, work.batch, CACHE_EVICT_LAST);
+            v_place.advance();
+        }
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_wgmma(const __grid_constant__ Params p) {
     const int blocks = Work::count(p);
-    const Ring q_ring{smem_base() + BARRIERS_OFFSET}, k_ring{q_ring.full(Q_STAGES)}, v_ring{k_ring.full(NUM_STAGES)};
-    auto q_tile = [&](int stage, int group) { return QTile{smem_base() + (stage * NUM_WARPGROUPS + group) * ROWS_BYTES}; };
-    auto task_at = [&](int stage) { return SharedArray<Task>{smem_base() + TASKS_OFFSET + stage * 64}; };
-    auto k_tile = [&](int stage) { return KTile{smem_base() + K_OFFSET + stage * KTile::BYTES}; };
-    auto v_tile = [&](int stage) { return VTile{smem_base() + V_OFFSET + stage * VTile::BYTES}; };
+    const Rings rings;
 
     if (thread_id() == 0) {
         for (int stage = 0; stage < Q_STAGES + 2 * NUM_STAGES; ++stage)  // the three rings follow each other
-            mbarrier_init(q_ring.full(stage), 1), mbarrier_init(q_ring.empty(stage), NUM_WARPGROUPS);
+            mbarrier_init(rings.q.full(stage), 1), mbarrier_init(rings.q.empty(stage), NUM_WARPGROUPS);
         mbarrier_init_fence();
     }
     sync_block();
 
-    if (warpgroup_id() == 0) {  // the loader
+    if (warpgroup_id() == 0) {
         registers_release<LOADER_REGISTERS>();
         if (thread_id() != 0) return;
-        Place<Q_STAGES> q_place;
-        Place<NUM_STAGES> k_place, v_place;
-        for (int round = 0; round * grid_size() < blocks; ++round) {
-            const int block = block_of_round(round);
-            if (block >= blocks) break;
-            const Work work(p, block);
-            const KvTiles<BLOCK_N> tiles(Mask(p), work.query_begin, work.query_end);
-            auto load_k = [&](int tile) {
-                mbarrier_wait(k_ring.empty(k_place.stage), k_place.phase ^ 1);
-                mbarrier_arrive_expect(k_ring.full(k_place.stage), KTile::BYTES);
-                load_tile(k_tile(k_place.stage), p.k_map, k_ring.full(k_place.stage), tiles.first_key(tile), work.head_kv, work.batch, CACHE_EVICT_LAST);
-                k_place.advance();
-            };
-            mbarrier_wait(q_ring.empty(q_place.stage), q_place.phase ^ 1);
-            task_at(q_place.stage).set(0, Task{work, tiles});
-            mbarrier_arrive_expect(q_ring.full(q_place.stage), tiles.empty() ? 0 : NUM_WARPGROUPS * QTile::BYTES);
-            for (int group = 0; group < NUM_WARPGROUPS && !tiles.empty(); ++group)
-                load_tile(q_tile(q_place.stage, group), p.q_map, q_ring.full(q_place.stage), work.query(group * UNIT_ROWS),
-                          work.head_begin, work.batch, CACHE_EVICT_FIRST);
-            q_place.advance();
-            if (tiles.empty()) continue;
-            load_k(tiles.first());
-            for (int tile = tiles.first(); tiles.contains(tile); tile = tiles.next(tile)) {
-                if (tiles.contains(tiles.next(tile))) load_k(tiles.next(tile));  // K runs one tile ahead, as its use does
-                mbarrier_wait(v_ring.empty(v_place.stage), v_place.phase ^ 1);
-                mbarrier_arrive_expect(v_ring.full(v_place.stage), VTile::BYTES);
-                load_tile(v_tile(v_place.stage), p.v_map, v_ring.full(v_place.stage), tiles.first_key(tile), work.head_kv, work.batch, CACHE_EVICT_LAST);
-                v_place.advance();
-            }
-        }
+        load_blocks(p, rings, blocks);
         return;
     }
 
@@ -912,7 +923,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
     const Mask mask(p);
     for (int round = 0; round * grid_size() < blocks; ++round) {
         if (block_of_round(round) >= blocks) break;
-        mbarrier_wait(q_ring.full(q_place.stage), q_place.phase);
+        mbarrier_wait(rings.q.full(q_place.stage), q_place.phase);
         const Task task = task_at(q_place.stage).get(0);
         const Work& work = task.work;
         const KvTiles<BLOCK_N>& tiles = task.tiles;
@@ -924,13 +935,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             u32 probabilities[STEPS_N][4];
             int tile = tiles.first();
             auto release = [&](u32 barrier) { if (leader) mbarrier_arrive(barrier); };
-            auto wait_k = [&] { mbarrier_wait(k_ring.full(k_place.stage), k_place.phase); };
-            auto release_k = [&] { release(k_ring.empty(k_place.stage)); k_place.advance(); };
+            auto wait_k = [&] { mbarrier_wait(rings.k.full(k_place.stage), k_place.phase); };
+            auto release_k = [&] { release(rings.k.empty(k_place.stage)); k_place.advance(); };
             auto wait_v = [&](int of_tile) {
-                mbarrier_wait(v_ring.full(v_place.stage), v_place.phase);
+                mbarrier_wait(rings.v.full(v_place.stage), v_place.phase);
                 zero_hidden_rows(v_tile(v_place.stage), tiles, of_tile, group);
             };
-            auto release_v = [&] { release(v_ring.empty(v_place.stage)); v_place.advance(); };
+            auto release_v = [&] { release(rings.v.empty(v_place.stage)); v_place.advance(); };
             auto softmax = [&](auto masked, int of_tile) {
                 if constexpr (masked.value) mask_scores(s, mask, work, warp_row, tiles, of_tile);
                 const Rescale<1> rescale = move_maximum<RESCALE_SLACK, masked.value>(s, rows, p.scale_log2);
@@ -1001,7 +1012,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
         // A tile of zeros goes the same way when no key reaches the block. All warps of the group are done with Q by then.
         named_barrier_sync(1 + group, WARPGROUP_SIZE);
         store_output(p, OTile{q_tile(q_place.stage, group).base}, o, work, group);
-        if (leader) mbarrier_arrive(q_ring.empty(q_place.stage));
+        if (leader) mbarrier_arrive(rings.q.empty(q_place.stage));
         q_place.advance();
     }
 }
