@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import simulator_probes
 
-from autotune import compile, kernels, simulator
+from autotune import cli, compile, kernels, simulator
 from autotune.check import Guarded, compare
 from autotune.gpu import by_name
 from autotune.inputs import KINDS, make_inputs
 from autotune.problem import Problem
 from autotune.render import HOST_TWINS
 from autotune.simulator import compiler
+from autotune.simulator.shrink import tile_of
 
 GPU = by_name("nvidia-h200")
 CASES = 14  # configs for each kernel; each runs with SEEDS_EACH seeds
@@ -28,14 +29,6 @@ HEADS = ("h1x1", "h4x2", "h3x1", "h2x2", "h6x2")
 DIMS = ("d64", "d16", "d40", "d24x72", "d128", "d72x32")
 PAGES = ("", "-page16", "", "-page48")
 SMALL = 2**17  # shared memory of the configs that are drawn: larger tiles only take longer
-
-
-def size(config) -> tuple[int, int]:
-    """(rows of a block, keys of a tile)"""
-    kernel = kernels.kernel_of(config)
-    if config.kernel.startswith("decode"):
-        return kernel.block_rows(config), kernel.tile_keys(config)
-    return kernel.block_queries(config), config.values.get("block_n", 32)
 
 
 @lru_cache(maxsize=None)
@@ -54,7 +47,7 @@ def cases(name: str) -> tuple[tuple[Problem, object], ...]:
         config = kernel.config(static, {p.name: choose.choice(p.values) for p in kernel.parameters if not p.derived})
         if config["smem_bytes"] > SMALL or kernel.illegal(static, config, GPU):
             continue
-        rows, keys = size(config)
+        rows, keys = tile_of(config)
         q = choose.randint(rows // group + 1, max(2 * rows // group, rows // group + 1))
         k = choose.randint(2 * keys + 1, 4 * keys) * (4 if decode else 1)
         q, k = q + (group * q % rows == 0), k + (k % keys == 0)
@@ -68,7 +61,7 @@ def cases(name: str) -> tuple[tuple[Problem, object], ...]:
 @pytest.mark.parametrize("name", kernels.KERNELS)
 def test_kernels_are_right(name, number):
     problem, config = cases(name)[number]
-    rows, keys = size(config)
+    rows, keys = tile_of(config)
     queries = problem.seqlen_q * (problem.group if problem.op == "decode" else 1)
     assert problem.seqlen_k > 2 * keys and problem.seqlen_k % keys and queries > rows and (queries % rows or rows == 1)
     seeds = range(number, number + SEEDS_EACH)
@@ -224,3 +217,41 @@ def test_machines_without_a_switch_of_their_own(monkeypatch, tmp_path):
     with_compiler(monkeypatch, tmp_path, flags=("-DSIM_UCONTEXT",))
     runs_everything()
     compiler._runtime_key.cache_clear()
+
+
+# Small problems for large ones
+
+
+@pytest.mark.parametrize("text", [
+    "forward-bf16-b8-h32x8-q8192-k8192-d64-causal", "forward-bf16-b1-h8x8-q1-k100000-d64-causal-left4096",
+    "forward-fp16-b1-h4x4-q33-k17-d64-causal-left0", "decode-bf16-b64-h32x8-q1-k8192-d64-causal-page64"])
+def test_a_small_problem_takes_the_place_of_a_large_one(text):
+    problem = Problem.parse(text).simplified()
+    for kernel in kernels.candidates(problem, GPU):
+        config = kernel.default(problem, GPU)
+        small = simulator.shrunk(problem, config)
+        assert small.static == problem.static and small == simulator.shrunk(small, config)
+        assert (small.sinks, small.page_size) == (problem.sinks, problem.page_size)
+        assert small.flops < 3e9 and small.seqlen_q <= problem.seqlen_q and small.seqlen_k <= problem.seqlen_k
+        rows, keys = tile_of(config)
+        if problem.op == "forward" and problem.seqlen_k > 4 * keys:
+            assert small.seqlen_k > 3 * keys and small.seqlen_k % keys
+
+
+def test_the_command_line_simulates(capsys):
+    text = "forward-bf16-b1-h2x1-q8192-k8192-d64-causal"
+    config = kernels.KERNELS["forward_simt"].default(Problem.parse(text), GPU)
+    assert cli.main(["verify", "--simulate", text, "--config", str(config), "--gpu", GPU.name]) == 0
+    assert "all are correct" in capsys.readouterr().out
+    assert cli.main(["verify", text, "--gpu", GPU.name]) == 2
+    assert "--simulate" in capsys.readouterr().err
+
+
+def test_the_command_line_tells_what_is_found(capsys, monkeypatch):
+    text = "forward-bf16-b1-h2x1-q70-k200-d64-causal"
+    config = kernels.KERNELS["forward_simt"].default(Problem.parse(text), GPU)
+    whole = simulator.job.host_source
+    monkeypatch.setattr(simulator.job, "host_source", lambda *arguments: whole(*arguments).replace("sync_block();", ";"))
+    assert cli.main(["verify", "--simulate", text, "--config", str(config), "--gpu", GPU.name]) == 1
+    out = capsys.readouterr().out
+    assert "WRONG" in out and "1 of 1 are wrong" in out and ("race" in out or "uninitialised" in out)

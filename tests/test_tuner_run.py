@@ -117,7 +117,7 @@ def test_without_the_gpu_records_are_predicted(monkeypatch, tmp_path, detected):
 def test_prediction_out_of_time_still_ranks_the_default(monkeypatch):
     monkeypatch.setattr(predict, "SECONDS_ALL", 0.0)
     kept = []
-    predict.predict([PLAIN], H200, Builder(H200), Progress(1, 1.0, io.StringIO()), kept.append)
+    predict.predict([PLAIN], H200, Builder(H200), Progress(1, 1.0, io.StringIO()), kept.append, lambda problem, ranked: ranked)
     assert kept[0].config == kernels.default_config(PLAIN, H200)
 
 

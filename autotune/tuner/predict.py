@@ -28,9 +28,11 @@ SECONDS_EACH = 40.0  # for one problem; problems that share a static part share 
 SECONDS_ALL = 200.0  # for all problems of a call, so that a model takes under 5 minutes on 2 cores
 
 
-def predict(problems: Sequence[Problem], gpu: Gpu, make: Builder, progress: Progress, keep: Callable[[Record], None]) -> None:
+def predict(problems: Sequence[Problem], gpu: Gpu, make: Builder, progress: Progress, keep: Callable[[Record], None],
+            execute: Callable[[Problem, list], list]) -> None:
     """Gives `keep` a predicted record for each problem that some kernel can serve with a binary that does not spill.
 
+    `execute` takes a problem and its ranking, and leaves out what is wrong: an `Executor`.
     When time is up, what is compiled by then is ranked; the default always is. Raises `CompilerMissing`, `CacheError`.
     """
     began = time.monotonic()
@@ -40,13 +42,13 @@ def predict(problems: Sequence[Problem], gpu: Gpu, make: Builder, progress: Prog
             left = max(0.0, SECONDS_ALL - (time.monotonic() - began))
             deadline = time.monotonic() + min(SECONDS_EACH, 2 * left / (len(problems) - n))
             progress.problem(problem.text)
-            ranked = _ranked(problem, gpu, make, pool, deadline, progress, good[problem.static])
+            ranked = execute(problem, _ranked(problem, gpu, make, pool, deadline, progress, good[problem.static]))
             if ranked:
                 record = predicted_record(problem, gpu, ranked, default_config(problem, gpu))
                 keep(record)
                 progress.finished(f"predicted {record.time_us:.1f} us: {record.config}")
             else:
-                progress.finished("no config compiles without spilling, so nothing is recorded")
+                progress.finished("no config compiles without spilling and is right, so nothing is recorded")
 
 
 def _ranked(problem: Problem, gpu: Gpu, make: Builder, pool: ThreadPoolExecutor, deadline: float,

@@ -57,10 +57,11 @@ def tune(problems: list[Problem], gpu: Gpu | str | None, effort: str, root: Path
                 session = Session(gpu, EFFORTS[effort], worker, Builder(gpu), progress, trials_root)
                 _measure(session, problems, root, keep)
         else:
+            from .executed import Executor
             from .predict import SECONDS_EACH, predict
 
             progress = Progress(len(problems), SECONDS_EACH, stream)
-            predict(problems, gpu, Builder(gpu), progress, keep)
+            predict(problems, gpu, Builder(gpu), progress, keep, Executor(progress))
     except KeyboardInterrupt:
         progress.say(f"  {INTERRUPTED}")
         raise

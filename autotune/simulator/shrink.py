@@ -1,0 +1,39 @@
+"""A problem small enough to simulate that takes a kernel through the same code as the one it stands for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..config import Config
+from ..kernels import kernel_of
+from ..kernels.decode import DecodeKernel
+from ..problem import Problem
+
+KEYS_OF_A_TILE = 32  # of kernels that have no parameter for it: a key for each lane
+
+
+def tile_of(config: Config) -> tuple[int, int]:
+    """(rows of a block, keys of a tile). Rows are queries, or for decode kernels queries of all heads of a group."""
+    kernel = kernel_of(config)
+    if isinstance(kernel, DecodeKernel):
+        return kernel.block_rows(config), kernel.tile_keys(config)
+    return kernel.block_queries(config), config.values.get("block_n", KEYS_OF_A_TILE)
+
+
+def shrunk(problem: Problem, config: Config) -> Problem:
+    """`problem` with at most 2 batch entries and key/value heads, 2 blocks of rows and 4 tiles of keys, the last ones ragged.
+
+    What is compiled in stays, and so do page size, sinks and queries of a decode step; a window is cut to a tile and a half,
+    so that it still hides keys on the sides on which it did.
+    """
+    rows, keys = tile_of(config)
+    decode = problem.op == "decode"
+    heads_kv = min(problem.heads_kv, 2)
+    group = problem.group if decode else min(problem.group, 3)
+    window = {}
+    for side in ("window_left", "window_right"):
+        width = getattr(problem, side)
+        window[side] = width if not width else min(width, keys + keys // 2)
+    return replace(problem, batch=min(problem.batch, 3 if decode else 1), heads_kv=heads_kv, heads_q=heads_kv * group,
+                   seqlen_q=problem.seqlen_q if decode else min(problem.seqlen_q, rows + rows // 2 + 5),
+                   seqlen_k=min(problem.seqlen_k, (12 if decode else 3) * keys + keys // 2 + 3), **window)
