@@ -224,6 +224,12 @@ PROBES = (
           "reinterpret_cast<float*>(p.out)[i] = half_to_float(fp16{static_cast<unsigned short>(i)});", out_words=65536,
           floats=True),
     Probe("float to half", ("float_to_half",), EACH_WORD.format("float_to_half(in[i]).bits"), floats(256, 300, SPECIAL)),
+    Probe("8-bit floats", ("unpack_e4m3", "part_pairs"), """
+    for (int i = thread_id(); i < 128; i += 32) {
+        unpack_e4m3(p.in[i], p.out[3 * i], p.out[3 * i + 1]);
+        p.out[3 * i + 2] = part_pairs(p.in[i]);
+    }""", lambda random: np.concatenate([np.arange(256, dtype=np.uint8), random.integers(0, 256, 256, np.uint8)]).view(np.uint32),
+          out_words=384, arch=89),
     Probe("opaque", ("opaque",), "p.out[thread_id()] = opaque(p.in[thread_id()]) + opaque(thread_id());"),
     Probe("places and sums of rows", ("c_row", "c_column", "row_max", "row_sum"), """
     const float x = reinterpret_cast<const float*>(p.in)[thread_id()];

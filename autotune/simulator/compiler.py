@@ -19,7 +19,7 @@ from ..compile import CompileError, CompilerMissing, cache_dir
 RUNTIME = Path(__file__).parent / "runtime"
 # The runtime is compiled once; the kernel once for each config, so there compile time counts for more than speed. Undefined
 # behaviour of the kernel (an index beyond a register tile, a shift by too much) ends the run; -g1 names the line.
-RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIE", "-Wall", "-Wextra")
+RUNTIME_FLAGS = ("-std=c++17", "-O3", "-fPIE", "-Wall", "-Wextra")
 KERNEL_FLAGS = ("-std=c++17", "-O1", "-fPIE", "-g1", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error", "-Wall",
                 "-Wno-unused-variable", "-Wno-unused-but-set-variable", "-Wno-unused-function", "-Wno-unused-const-variable",
                 "-Wno-psabi")
