@@ -143,7 +143,7 @@ def test_no_gpu_where_one_is_needed(capsys, homes, no_gpu, command):
     (("bench", "--model-config", "pyproject.toml"), "is not JSON"),
     (("db",), "ACTION"),
     (("db", "check", "/nowhere/forward.yaml"), "/nowhere/forward.yaml does not exist"),
-    (("db", "show", LLAMA), "no record of"),
+    (("db", "show", "forward-bf16-b3-h7x7-q77-k77-d72"), "no record of"),
 ])
 def test_arguments_that_cannot_be_meant(capsys, homes, arguments, saying):
     refuses(capsys, homes, *arguments, saying=saying)
