@@ -31,7 +31,7 @@ def bind(problem: Problem, config: Config, sms: int) -> Binding:
     kernel = kernel_of(config)
     fields = _mapped(kernel, problem, config) if kernel.mapped else _unmapped(kernel, problem, config)
     limits = [step.blocks_per_sm * sms for step in kernel.plan(problem, config)]
-    return Binding(_limited(fields, limits) if any(limits) else fields, struct.Struct(params_format(kernel.fields)))
+    return Binding(_limited(fields, limits) if any(limits) else fields, struct.Struct(params_format(kernel.params(problem.static))))
 
 
 def _unmapped(kernel: Kernel, problem: Problem, config: Config) -> Callable:

@@ -45,7 +45,8 @@ def render(static: Static, config: Config, target: str, ptx: str = "cuda") -> st
     constants = [{"type": type, "name": name, "value": _literal(value)}
                  for type, name, value in kernel.constants(static, config)]
     return _environment(ptx).get_template(kernel.template).render(
-        element=ELEMENTS[static.dtype], constants=constants, fields=_fields(kernel.fields), mask=static.mask,
+        element=ELEMENTS[static.dtype], constants=constants, fields=_fields(kernel.params(static)), mask=static.mask,
+        softcap=static.softcap,
         mask_header=f"lib/masks/{static.mask}.cuh", target=target, **kernel.operands(static, config))
 
 

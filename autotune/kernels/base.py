@@ -118,6 +118,10 @@ class Kernel:
         """The tensor maps with which Params begins."""
         return ()
 
+    def params(self, static: Static) -> tuple[Field, ...]:
+        """The members of Params for problems of `static`: `fields`, and what only some features need, after them."""
+        return self.fields
+
     @property
     def mapped(self) -> bool:
         """Whether arrays reach this kernel through tensor maps, which cannot describe every array."""

@@ -59,10 +59,12 @@ class ForwardKernel(Kernel):
             return "keys, values and output must have the dtype of the queries"
         if problem.kv != "dense":
             return f"it reads dense keys and values, not {problem.kv} ones"
-        for feature in ("softcap", "alibi"):
-            if getattr(problem, feature):
-                return f"it has no {feature}"
+        if problem.alibi:
+            return "it has no alibi"
         return None
+
+    def params(self, static: Static) -> tuple[Field, ...]:
+        return self.fields + ((Field("float", "softcap_scale", "softmax scale / soft cap"),) if static.softcap else ())
 
     def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
         """Every legal config for `problem` on `gpu`, without those whose blocks own more heads than share keys: rows of theirs
@@ -94,12 +96,17 @@ class ForwardKernel(Kernel):
         left = UNBOUNDED if problem.window_left is None else min(problem.window_left, UNBOUNDED)
         right = UNBOUNDED if problem.window_right is None else min(problem.window_right, UNBOUNDED)
         launch_values = tuple(int(config[field.name]) for field in self.fields[self.fields.index(FORWARD_FIELDS[-1]) + 1:])
+        softcap = problem.softcap
+
+        def capped(batch, seqlen_q, seqlen_k, scale, sink_dtype):
+            grids, values = bound(batch, seqlen_q, seqlen_k, softcap, sink_dtype)  # the cap is what scales tanh
+            return grids, values + (scale / softcap,)
 
         def bound(batch, seqlen_q, seqlen_k, scale, sink_dtype):
             blocks = -(-seqlen_q // queries) * sets * batch
             return (blocks,), (batch, heads_q, group, seqlen_q, seqlen_k, left, right, sink_dtype, scale * LOG2E) + launch_values
 
-        return bound
+        return capped if softcap else bound
 
     def block_queries(self, config: Config) -> int:
         """Consecutive queries that a block owns."""

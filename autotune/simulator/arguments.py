@@ -31,7 +31,7 @@ def arguments(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray,
                for name, array in {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}.items()}
     make = _decode if isinstance(kernel, DecodeKernel) else _forward
     steps, fields = make(kernel, problem, config, inputs, out, strides, memory)
-    return steps, struct.pack(params_format(kernel.fields), *fields)
+    return steps, struct.pack(params_format(kernel.params(problem.static)), *fields)
 
 
 def _forward(kernel: Kernel, problem: Problem, config: Config, inputs: Inputs, out, strides, memory: Memory):
