@@ -10,9 +10,9 @@ from ..gpu import Gpu
 from ..problem import DTYPE_BYTES, Problem, Static
 from .base import WARP_SIZE, Step, resident_blocks
 from .decode import DECODE_FIELDS, DecodeKernel, row_tiles, rows_of
+from .limits import registers_available, registers_exceeded, shared_memory_exceeded, threads_exceeded
 
 PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
-MAX_REGISTERS = 255
 COMBINE_THREADS = 128
 COMBINE_BYTES = 4096 * 8  # maximum and sum of every split and row
 
@@ -21,24 +21,13 @@ LAUNCH_US = 2.5  # of a kernel in a graph, from the end of the one before
 
 
 def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
-    smem = smem_bytes(static, v)
-    if smem > gpu["smem_per_block_bytes"]:
-        return f"it requests {smem} bytes of shared memory; a block of {gpu.name} can have {gpu['smem_per_block_bytes']}"
-    blocks = v["min_blocks_per_sm"]
-    if blocks * (smem + gpu["smem_reserved_bytes"]) > gpu["smem_per_sm_bytes"]:
-        return f"{blocks} blocks of {smem} bytes exceed the {gpu['smem_per_sm_bytes']} bytes of shared memory of an SM"
-    return None
+    return shared_memory_exceeded(smem_bytes(static, v), gpu, v["min_blocks_per_sm"])
 
 
 def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
-    threads = v["num_warps"] * WARP_SIZE
-    if v["min_blocks_per_sm"] * threads > gpu["threads_per_sm"]:
-        return f"{v['min_blocks_per_sm']} blocks of {threads} threads exceed the {gpu['threads_per_sm']} of an SM"
-    limit = min(MAX_REGISTERS, gpu["registers_per_sm"] // (threads * v["min_blocks_per_sm"]) // 8 * 8)
-    need = live_registers(static, v)
-    if need > limit:
-        return f"about {need} registers a thread are live at once; {limit} are available"
-    return None
+    threads, blocks = v["num_warps"] * WARP_SIZE, v["min_blocks_per_sm"]
+    return threads_exceeded(threads, gpu, blocks) or registers_exceeded(live_registers(static, v),
+                                                                        registers_available(threads, gpu, blocks))
 
 
 def conversion(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:

@@ -10,23 +10,16 @@ from ..gpu import Gpu
 from ..problem import Problem, Static
 from .base import WARP_SIZE, Field, Step, resident_blocks
 from .forward import FORWARD_FIELDS, ForwardKernel
-
-MAX_REGISTERS = 255
+from .limits import registers_available, registers_exceeded, shared_memory_exceeded
 
 
 def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
-    smem = smem_bytes(static, v)
-    if smem > gpu["smem_per_block_bytes"]:
-        return f"it requests {smem} bytes of shared memory; a block of {gpu.name} can have {gpu['smem_per_block_bytes']}"
-    return None
+    return shared_memory_exceeded(smem_bytes(static, v), gpu)
 
 
 def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
     need = v["rows_per_warp"] * (math.ceil(static.head_dim_v / WARP_SIZE) + 4) + 40
-    limit = min(MAX_REGISTERS, gpu["registers_per_sm"] // (v["num_warps"] * WARP_SIZE))
-    if need > limit:
-        return f"about {need} registers a thread are live at once; {limit} are available"
-    return None
+    return registers_exceeded(need, registers_available(v["num_warps"] * WARP_SIZE, gpu))
 
 
 def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:

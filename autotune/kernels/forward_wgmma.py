@@ -11,6 +11,7 @@ from ..problem import Problem, Static
 from .base import Field, Map, Step, resident_blocks
 from .forward import FORWARD_FIELDS, TENSORS, ForwardKernel
 from .forward_mma import PANEL
+from .limits import registers_exceeded, shared_memory_exceeded
 
 WARPGROUP_SIZE = 128
 GROUP_ROWS = 64  # query rows that a warpgroup owns: M of wgmma
@@ -33,13 +34,7 @@ def turns_need_groups(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str |
 
 
 def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
-    smem = smem_bytes(static, v)
-    if smem > gpu["smem_per_block_bytes"]:
-        return f"it requests {smem} bytes of shared memory; a block of {gpu.name} can have {gpu['smem_per_block_bytes']}"
-    blocks = v["min_blocks_per_sm"]
-    if blocks * (smem + gpu["smem_reserved_bytes"]) > gpu["smem_per_sm_bytes"]:
-        return f"{blocks} blocks of {smem} bytes exceed the {gpu['smem_per_sm_bytes']} bytes of shared memory of an SM"
-    return None
+    return shared_memory_exceeded(smem_bytes(static, v), gpu, v["min_blocks_per_sm"])
 
 
 def room_for_blocks(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
@@ -53,10 +48,7 @@ def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
     take about 24 more, and 12 for each panel of a head beyond the second. Of what this lets pass, 5 % spill."""
     panels = math.ceil(max(static.head_dim, static.head_dim_v) / PANEL)
     need = v["block_n"] // 2 + static.head_dim_v // 2 + v["block_n"] // 4 + 24 + 12 * max(0, panels - 2)
-    limit = min(multiplier_registers(v, gpu["registers_per_sm"]), 255)
-    if need > limit:
-        return f"about {need} registers a thread are live at once; {limit} are available"
-    return None
+    return registers_exceeded(need, multiplier_registers(v, gpu["registers_per_sm"]))
 
 
 def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
