@@ -27,7 +27,8 @@ SEEDS_EACH = 3
 MASKS = ("", "-causal", "-left40-right8", "-causal-left30", "-left100")
 HEADS = ("h1x1", "h4x2", "h3x1", "h2x2", "h6x2")
 DIMS = ("d64", "d16", "d40", "d24x72", "d128", "d72x32")
-PAGES = ("", "-page16", "", "-page48")
+EXTRAS = ("", "-softcap20", "-alibi", "")
+CACHES = ("", "-page16", "-kve4m3", "-page48-kve4m3")
 SMALL = 2**17  # shared memory of the configs that are drawn: larger tiles only take longer
 
 
@@ -40,9 +41,11 @@ def cases(name: str) -> tuple[tuple[Problem, object], ...]:
     while len(found) < CASES:
         group = choose.choice((5, 7, 9)) if decode else 1
         turn = len(found)  # features come in turn, so that each is there; shapes and configs are drawn
-        features = MASKS[turn % 5] + ("", "-sinks", "")[turn % 3] + (PAGES[turn % 4] if decode else "")
+        extras = EXTRAS[turn % 4], ("", "-sinks", "")[turn % 3], CACHES[turn // 2 % 4] if decode else ""
         shape = f"b{choose.choice((1, 2, 3))}-h{2 * group}x2" if decode else f"b{choose.choice((1, 2))}-{HEADS[turn % 5]}"
-        text = f"{name.split('_')[0]}-{kernel.dtypes[turn % len(kernel.dtypes)]}-{shape}-q8-k8-{DIMS[turn % 6]}{features}"
+        text = f"{name.split('_')[0]}-{kernel.dtypes[turn % len(kernel.dtypes)]}-{shape}-q8-k8-{DIMS[turn % 6]}{MASKS[turn % 5]}"
+        for extra in extras:  # those that the kernel has
+            text += extra * (kernel.reject(Problem.parse(text + extra), GPU) is None)
         static = Problem.parse(text).static
         config = kernel.config(static, {p.name: choose.choice(p.values) for p in kernel.parameters if not p.derived})
         if config["smem_bytes"] > SMALL or kernel.illegal(static, config, GPU):

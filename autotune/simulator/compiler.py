@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
+from filelock import FileLock
+
 from ..compile import CompileError, CompilerMissing, cache_dir
 
 RUNTIME = Path(__file__).parent / "runtime"
@@ -71,7 +73,10 @@ def _runtime_objects() -> list[Path]:
     folder = cache_dir() / "simulator" / f"runtime-{_runtime_key()}"
     sources = sorted(RUNTIME.glob("*.cpp"))
     if not folder.exists():
-        _make(folder, lambda scratch: _compile_runtime(scratch, sources))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):  # it takes seconds: whoever comes second waits
+            if not folder.exists():
+                _make(folder, lambda scratch: _compile_runtime(scratch, sources))
     return [folder / f"{source.stem}.o" for source in sources]
 
 
