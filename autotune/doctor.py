@@ -29,7 +29,7 @@ class Finding:
 
 def examine() -> Iterator[Finding]:
     """Every check in the order in which one depends on the next. Raises nothing."""
-    for check in (_python, _packages, _optional_packages, _templates, _nvrtc, _compiles, _gpu, _driver, _disassembler,
+    for check in (_python, _packages, _optional_packages, _templates, _nvrtc, _compiles, _simulator, _gpu, _driver, _disassembler,
                   _database, _cache):
         try:
             yield from check()
@@ -92,6 +92,16 @@ def _compiles() -> Iterator[Finding]:
         pass  # said by _nvrtc
     except CompileError as error:
         yield Finding(FAIL, "compile", f"NVRTC fails on an empty kernel: {error}")
+
+
+def _simulator() -> Iterator[Finding]:
+    from .compile import CompilerMissing
+    from .simulator.compiler import compiler
+
+    try:
+        yield Finding(OK, "simulator", f"compiles with {' '.join(compiler())}")
+    except CompilerMissing as missing:
+        yield Finding(NOTE, "simulator", f"{missing}; it is for kernels on the CPU")
 
 
 def _gpu() -> Iterator[Finding]:
