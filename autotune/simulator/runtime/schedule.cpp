@@ -30,12 +30,10 @@ static Barrier barriers[BARRIERS];
 
 // ---- choosing
 
-static void set_ready(Thread& t) {
+void wake(Thread& t) {
     t.wait = Wait::none;
     t.warp->ready |= 1u << t.lane;
 }
-
-void wake(Thread& thread) { set_ready(thread); }
 
 void set_waiting(Thread& t, Wait wait, u32 object, u32 parity, int line) {
     t.wait = wait, t.wait_object = object, t.wait_parity = parity, t.line = line;
@@ -121,7 +119,7 @@ static void barrier_complete(Barrier& b) {
     for (Warp* warp : b.waiting)
         for (Thread* lane : warp->lanes) {
             order_acquire(*lane, b.clock.data());
-            set_ready(*lane);
+            wake(*lane);
         }
     b.waiting.clear();
     b.arrived = b.threads = 0;
