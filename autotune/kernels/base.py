@@ -78,7 +78,7 @@ class Kernel:
     name: str
     template: str
     summary: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[Parameter, ...]  # compile parameters first, then those of the launch
     rules: tuple[Rule, ...]  # each returns why a config is illegal, or None
     fields: tuple[Field, ...]  # of Params, in order
     min_arch: int
@@ -172,11 +172,19 @@ class Kernel:
             yield dict(zip((p.name for p in searched), combination))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4)  # of some ten to a hundred MB
 def legal_configs(kernel: Kernel, static: Static, gpu: Gpu) -> tuple[Config, ...]:
     """Every config of `kernel` that breaks no rule, in canonical order."""
-    # Rules read compile parameters only (a launch value that is declared is legal), so they run once for each of those.
+    # Rules read compile parameters only (a launch value that is declared is legal), so they run once for each of those, and
+    # the launch parameters, which are declared last, are hung on.
+    kinds = [parameter.kind for parameter in kernel.parameters]
+    compiled = kinds.count("compile")
+    assert "launch" not in kinds[:compiled], f"{kernel.name} declares a launch parameter before a compile parameter"
     launches = tuple(kernel.launch_combinations())
-    legal = (values for values in kernel.compile_combinations()
-             if kernel.illegal(static, kernel.config(static, {**values, **launches[0]}), gpu) is None)
-    return tuple(kernel.config(static, {**values, **launch}) for values in legal for launch in launches)
+    tails = [Config.of(kernel.name, launch).items for launch in launches]
+    legal = []
+    for values in kernel.compile_combinations():
+        config = kernel.config(static, {**values, **launches[0]})
+        if kernel.illegal(static, config, gpu) is None:
+            legal += [Config(kernel.name, config.items[:compiled] + tail) for tail in tails]
+    return tuple(legal)

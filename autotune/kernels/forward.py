@@ -127,7 +127,7 @@ class ForwardKernel(Kernel):
         return visited_tiles(problem, self.block_queries(config), config["block_n"]) * sets * problem.batch
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4)  # of some ten to a hundred MB
 def _sharing(kernel: ForwardKernel, static: Static, gpu: Gpu, most: int) -> tuple[Config, ...]:
     return tuple(config for config in legal_configs(kernel, static, gpu) if kernel.block_heads(config) <= most)
 
