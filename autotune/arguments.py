@@ -110,8 +110,16 @@ def number(value) -> float:
     """`value` as a float; not a number if it is none, so that whatever range is checked next refuses it."""
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch, for more than one element
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: torch, for more than one element
         return math.nan
+
+
+def integer(name: str, value) -> int:
+    """`value` as an int: of numpy or torch it may be, if it is whole. Raises `AttentionError`."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise AttentionError(f"{name} is {value!r}; it must be an int") from None
 
 
 def check_sinks(library, sinks, heads_q: int, device: int) -> tuple[int, int, int]:

@@ -159,7 +159,7 @@ def cache_dir() -> Path:
     """The folder of compiled binaries: $AUTOTUNE_CACHE, or the user's cache folder."""
     override = os.environ.get("AUTOTUNE_CACHE")
     if override:
-        return Path(override)
+        return Path(os.path.expanduser(override))
     from platformdirs import user_cache_path
 
     return user_cache_path("autotune")

@@ -42,7 +42,7 @@ class View:
 def user_root() -> Path:
     """The folder that tuning writes: ``$AUTOTUNE_DB``, or else the platform's user data folder."""
     if override := os.environ.get("AUTOTUNE_DB"):
-        return Path(override).expanduser()
+        return Path(os.path.expanduser(override))  # Path's own raises for a user that is unknown
     import platformdirs
 
     return platformdirs.user_data_path("autotune", appauthor=False) / "tuning_db"

@@ -9,7 +9,7 @@ Lengths and page tables stay on the device, so a captured CUDA graph can be repl
 from __future__ import annotations
 
 from . import arrays, plans
-from .arguments import check_out, check_sinks, number, positive_scale, refuse_grad, window_bounds
+from .arguments import check_out, check_sinks, integer, number, positive_scale, refuse_grad, window_bounds
 from .arrays import LIBRARIES, OTHER, AttentionError, library_of
 from .attention import NO_WINDOW, attention, suited, unsuited
 from .cachechecks import check_contents, describe_cache, integers, scales
@@ -104,7 +104,10 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
     if not (batch and seqlen_q and capacity):
         return _empty(library, q, (batch, seqlen_q, heads_q, head_dim_v), sinks, return_lse, out)
 
-    expected = capacity if max_seqlen_k is None else max_seqlen_k
+    if max_seqlen_k is None:
+        expected = capacity
+    else:
+        expected = max_seqlen_k if type(max_seqlen_k) is int else integer("max_seqlen_k", max_seqlen_k)
     plan = plans.find(("decode", device, dtype_name, kv_dtype, heads_q, heads_kv, head_dim, head_dim_v, left, right, softcap,
                        alibi_slopes is not None, sinks is not None, page_size, bucket_batch(batch), seqlen_q,
                        bucket_length(expected)))
@@ -137,7 +140,9 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
         out_pointer, _, o0, o1, o2, _, _, _ = read(out)
     lse = library.empty_float32(q, (batch, heads_q, seqlen_q)) if return_lse else None
 
-    launches = plan.sized(batch, seqlen_q, capacity, not lengths_pointer, scale * k_scale, sink_dtype, num_splits or 0, page_size,
+    if k_scale != 1.0:
+        scale = positive_scale(scale * k_scale)[0]
+    launches = plan.sized(batch, seqlen_q, capacity, not lengths_pointer, scale, sink_dtype, num_splits or 0, page_size,
                           (k_scale_stride, v_scale_stride), v_scale)
     plan.run(launches, library, q, device, library.stream(device), arrays.is_capturing,
              (q_pointer, k_pointer, v_pointer, out_pointer, library.pointer(lse) if return_lse else 0, sink_pointer,

@@ -16,7 +16,7 @@ from operator import attrgetter
 
 from . import database
 from .config import Config, ConfigError
-from .gpu import Gpu, detect
+from .gpu import Gpu, by_name, detect
 from .kernels import KERNELS, default_config
 from .problem import Problem
 from .records import Record
@@ -116,11 +116,11 @@ _FIXED = attrgetter("op", "dtype", "kv_dtype", "out_dtype", "heads_q", "heads_kv
 _TABLES: dict[int, _Table] = {}  # by id of the Gpu, which its table keeps alive: hashing a Gpu costs more than a lookup
 
 
-def lookup(problem: Problem | str, gpu: Gpu | None = None) -> Match:
-    """The best config known for `problem` on `gpu` (None: the GPU at device 0).
+def lookup(problem: Problem | str, gpu: Gpu | str | None = None) -> Match:
+    """The best config known for `problem` on `gpu` (a name from the catalogue will do; None: the GPU at device 0).
 
     The same for every problem of a bucket. Reads the database on the first call for a GPU, and never again until `refresh`.
-    Raises `NoKernelError` if no kernel can serve the problem, `GpuError` if there is no GPU and none is named, and
+    Raises `NoKernelError` if no kernel can serve the problem, `GpuError` if there is no GPU and none is named or known, and
     `ProblemError` if `problem` is text that names none.
     """
     if gpu is None:
@@ -131,7 +131,7 @@ def lookup(problem: Problem | str, gpu: Gpu | None = None) -> Match:
     except AttributeError:
         return lookup(Problem.parse(problem), gpu)
     if problem.kv == "dense":  # Problem.simplified
-        if left is not None and left >= length_k - 1:
+        if left is not None and left >= length_k - 1 and problem.op != "decode":
             left = None
         if right is not None and right >= length_q - 1:
             right = None
@@ -170,7 +170,9 @@ def _table(gpu: Gpu) -> _Table:
     return table
 
 
-def _cold(key: tuple, problem: Problem, gpu: Gpu) -> Match:
+def _cold(key: tuple, problem: Problem, gpu: Gpu | str) -> Match:
+    if isinstance(gpu, str):
+        return lookup(problem, by_name(gpu))
     table = _table(gpu)
     match = table.best(problem.simplified().bucketed())
     if len(table.matches) >= MAX_MATCHES:

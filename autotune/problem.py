@@ -230,7 +230,7 @@ def _head_dim_token(head_dim: int, head_dim_v: int) -> str:
     return f"d{head_dim}" if head_dim == head_dim_v else f"d{head_dim}x{head_dim_v}"
 
 
-_HEAD = re.compile(r"b(\d+)-h(\d+)x(\d+)-q(\d+)-k(\d+)-d(\d+)(?:x(\d+))?(?:-(.+))?")
+_HEAD = re.compile(r"b(\d+)-h(\d+)x(\d+)-q(\d+)-k(\d+)-d(\d+)(?:x(\d+))?(?:-(.+))?", re.ASCII)
 
 
 def _parse(text: str) -> Problem:
@@ -253,14 +253,15 @@ def _parse(text: str) -> Problem:
 
 
 def _bounded_int(digits: str) -> int:
-    return int(digits[:12])  # longer numbers are out of every range anyway; keep int() cheap
+    return int(digits.lstrip("0")[:12] or 0)  # longer numbers are out of every range anyway; keep int() cheap
 
 
 _FEATURES = "causal, leftN, rightN, softcapX, alibi, sinks, varlen, pageN, kvDTYPE, outDTYPE"
 
 
 def _parse_feature(text: str, token: str, fields: dict) -> None:
-    match = re.fullmatch(r"(causal|alibi|sinks|varlen)|(left|right|page)(\d+)|(softcap)(\d+(?:\.\d+)?)|(kv|out)([a-z]+\d\w*)", token)
+    match = re.fullmatch(r"(causal|alibi|sinks|varlen)|(left|right|page)(\d+)|(softcap)(\d+(?:\.\d+)?)|(kv|out)([a-z]+\d\w*)", token,
+                         re.ASCII)
     if not match:
         raise ProblemError(f"problem {text!r}: unknown feature {token!r}; allowed are {_FEATURES}")
     flag, counted, count, softcap, value, typed, dtype = match.groups()

@@ -70,6 +70,8 @@ MALFORMED = [
     ("forward-bf16-b1-h32x8-q8192-k8192-d128-causal-causal", "contradicts"),
     ("forward-bf16-b1-h32x8-q8192-k8192-d128-sparse", "unknown feature 'sparse'"),
     ("forward-bf16-b1-h32x5-q8192-k8192-d128", "heads_q must be a multiple of heads_kv"),
+    ("forward-bf16-b1-h32x8-q\u0663-k8192-d128", "is malformed"),  # a digit, but not one of ours
+    ("forward-bf16-b1-h32x8-q99999999999999-k8192-d128", "seqlen_q is 999999999999; allowed is 0 to"),
     ("forward-bf8-b1-h32x8-q8192-k8192-d128", "dtype one of bf16, fp16, fp32"),
 ]
 
@@ -79,6 +81,11 @@ MALFORMED = [
 @pytest.mark.parametrize("text, saying", MALFORMED)
 def test_a_malformed_problem(capsys, homes, command, text, saying):
     refuses(capsys, homes, *command, text, saying=saying)
+
+
+@pytest.mark.parametrize("seed", ["-1", "1.5", "x", ""])
+def test_a_seed_that_is_none(capsys, homes, seed):
+    refuses(capsys, homes, "verify", LLAMA, "--simulate", f"--seed={seed}", saying=f"'{seed}' is not an int of at least 0")
 
 
 @pytest.mark.parametrize("command", [("tune",), ("verify",), ("bench", "--against", "sdpa-flash")])

@@ -263,6 +263,8 @@ def test_identity_is_physical(tmp_path):
 def test_folders(monkeypatch, tmp_path):
     monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path))
     assert database.search_path() == (tmp_path, database.shipped_root()) and database.user_root() == tmp_path
+    monkeypatch.setenv("AUTOTUNE_DB", "~nobody-has-this-name/db")
+    assert database.user_root() == Path("~nobody-has-this-name/db")
     monkeypatch.delenv("AUTOTUNE_DB")
     assert database.user_root().name == "tuning_db" and "autotune" in database.user_root().parts
     assert database.open_view(H200, roots=[tmp_path / "absent"]).records == ()

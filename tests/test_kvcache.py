@@ -53,6 +53,15 @@ def test_a_full_dense_cache_needs_no_lengths(gpu):
     assert np.abs(out.array.astype(np.float32) - wanted).max() < 0.01
 
 
+@pytest.mark.parametrize("max_seqlen_k", [7, np.int64(20), 40])
+def test_a_guess_of_the_lengths_never_changes_the_result(gpu, max_seqlen_k):
+    gpu.compute = "bf16", 64, 64
+    arrays = qkv(seqlen_q=1, seqlen_k=40)
+    autotune.attention_with_kvcache(*arrays, max_seqlen_k=max_seqlen_k)  # its match has no window, and must not serve the next
+    out = autotune.attention_with_kvcache(*arrays, window=(6, 0), max_seqlen_k=max_seqlen_k)
+    assert (out.array == autotune.attention_with_kvcache(*arrays, window=(6, 0)).array).all()
+
+
 def test_many_queries_and_float32_are_served_where_attention_can(gpu):
     for arrays in (qkv(seqlen_q=17, seqlen_k=40), qkv(dtype="fp32")):
         autotune.attention_with_kvcache(*arrays)
@@ -121,6 +130,8 @@ def paged(**changes):
     (dict(k_cache=random((9, 16, 3, 64)), v_cache=random((9, 16, 3, 64))), "heads_q must be a multiple of heads_kv"),
     (dict(page_table=None), "its first size must be q's batch, 2"),
     (dict(k_scale=1.0), "k_scale must be None: only an 8-bit cache has scales"),
+    (dict(max_seqlen_k=40.0), "max_seqlen_k is 40.0; it must be an int"),
+    (dict(max_seqlen_k="40"), "max_seqlen_k is '40'; it must be an int"),
     (dict(cu_seqlens_q=Tensor(np.zeros(3, np.int32))), "mixed batches"),
     (dict(check=True, cache_seqlens=Tensor(np.array([5, 65], np.int32))),
      r"cache_seqlens\[1\] is 65; the cache has room for 0 to 64"),
@@ -151,6 +162,9 @@ def test_scales_of_an_8_bit_cache_are_numbers_or_arrays(gpu):
     for wrong in (0, -1.0, float("nan"), "two", array(1, 2, 3), Tensor(np.ones(2))):
         with pytest.raises(AttentionError, match="v_scale"):
             out(None, wrong)
+    assert np.isfinite(out(1e-300, None).astype(np.float32)).all()
+    with pytest.raises(AttentionError, match="must be a finite number of at most 1e"):
+        autotune.attention_with_kvcache(q, k, v, scale=1e20, k_scale=1e20)
 
 
 def test_nothing_to_do_launches_nothing(gpu):

@@ -53,6 +53,19 @@ def db(tmp_path, monkeypatch):
     module.refresh()
 
 
+def test_the_name_of_a_gpu_will_do():
+    assert lookup(PROBLEM.text, "nvidia-h200") is lookup(PROBLEM, H200)
+    with pytest.raises(gpu.GpuError, match="no GPU is called 'h200'"):
+        lookup(PROBLEM, "h200")
+
+
+def test_decode_keeps_a_window_that_only_the_guessed_length_makes_useless():
+    plain, window = (Problem.parse(f"decode-bf16-b1-h32x8-q1-k64-d128{text}") for text in ("", "-left63"))
+    for first, second in ((plain, window), (window, plain)):
+        module.refresh()
+        assert lookup(first, H200).problem == first and lookup(second, H200).problem == second
+
+
 # Tiers
 
 
@@ -62,6 +75,10 @@ def test_exact(db):
     assert (match.tier, match.evidence, match.config, match.distance, match.slowdown) == ("exact", "measured", LEGAL[0], 0.0, 1.0)
     assert match.record == record() and match.problem == PROBLEM and match.gpu == H200
     assert "400 us" in match.why and "1.25 x" in match.why and "tune" not in match.why
+
+
+def test_leading_zeros_do_not_change_a_size():
+    assert Problem.parse("forward-bf16-b1-h32x8-q8192-k0000000008192-d128-causal") == PROBLEM
 
 
 def test_the_whole_bucket_is_exact(db):

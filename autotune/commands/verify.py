@@ -21,10 +21,16 @@ SEEDS = 3  # of a simulation: copies that land at once, at the last moment, and 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problems(parser)
     parser.add_argument("--config", metavar="TEXT", help="check only this configuration")
-    parser.add_argument("--seed", type=int, default=0, help="of the inputs (default 0)")
+    parser.add_argument("--seed", type=_seed, default=0, help="of the inputs (default 0)")
     parser.add_argument("--simulate", action="store_true",
                         help="run the kernels on the CPU, on small problems of the same kind; needs a C++ compiler, no GPU")
     add_gpu(parser)
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an int of at least 0")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
