@@ -258,3 +258,31 @@ def test_the_command_line_tells_what_is_found(capsys, monkeypatch):
     assert cli.main(["verify", "--simulate", text, "--config", str(config), "--gpu", GPU.name]) == 1
     out = capsys.readouterr().out
     assert "WRONG" in out and "1 of 1 are wrong" in out and ("race" in out or "uninitialised" in out)
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("name, dtype, bits", [("fp16", "float16", 16), ("bf16", "bfloat16", 16), ("e4m3", "float8_e4m3fn", 8)])
+def test_number_formats(name, dtype, bits):
+    """Every number of the format to float, and floats of every size to the format: to nearest, ties to even."""
+    import ml_dtypes
+
+    target = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    words = np.arange(2**bits, dtype=np.uint32)
+    out, _ = simulator_probes.run(f"for (int i = thread_id(); i < {words.size}; i += 32) reinterpret_cast<float*>(p.out)[i] = "
+                                  f"sim::to_float(sim::Format::{name}, i);", out_words=words.size)
+    numbers = words.astype(f"u{bits // 8}").view(target).astype(np.float32)
+    assert np.array_equal(out.view(np.float32), numbers, equal_nan=True)
+
+    random = np.random.default_rng(0)
+    values = (random.standard_normal(3000) * 10.0 ** random.uniform(-9, 5, 3000)).astype(np.float32)
+    finite = np.sort(numbers[np.isfinite(numbers)])
+    values = np.concatenate([values, (finite[1:] + finite[:-1]) / 2, [np.nan, np.inf, -np.inf, 0, -0.0]]).astype(np.float32)
+    out, _ = simulator_probes.run(f"for (int i = thread_id(); i < {values.size}; i += 32) p.out[i] = sim::from_float("
+                                  f"sim::Format::{name}, reinterpret_cast<const float*>(p.in)[i]);", data=values, out_words=values.size)
+    if name == "e4m3":  # it saturates, as the GPU's conversion does
+        values = np.clip(values, -448, 448)
+    with np.errstate(over="ignore"):
+        expected = values.astype(target)
+    assert np.array_equal(out.astype(f"u{bits // 8}").view(target).astype(np.float32), expected.astype(np.float32), equal_nan=True)

@@ -2,12 +2,7 @@
 
 struct e4m3 { unsigned char bits; };
 
-DEVICE u32 half_of_e4m3(u32 byte) {
-    const int exponent = byte >> 3 & 15, mantissa = byte & 7;
-    const float size = exponent == 15 && mantissa == 7 ? __builtin_nanf("")
-                       : exponent ? std::ldexp(1.0f + mantissa / 8.0f, exponent - 7) : std::ldexp(float(mantissa), -9);
-    return sim::from_float(sim::Format::fp16, byte & 128 ? -size : size);
-}
+DEVICE u32 half_of_e4m3(u32 byte) { return sim::from_float(sim::Format::fp16, sim::to_float(sim::Format::e4m3, byte)); }
 DEVICE void unpack_e4m3(u32 four, u32& low, u32& high) {
     low = half_of_e4m3(four & 255) | half_of_e4m3(four >> 8 & 255) << 16;
     high = half_of_e4m3(four >> 16 & 255) | half_of_e4m3(four >> 24) << 16;
