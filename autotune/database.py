@@ -6,6 +6,7 @@ What a reader cannot use it leaves out and says so (`View.complaints`); what a w
 from __future__ import annotations
 
 import os
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from .gpu import Gpu, catalogue
 from .kernels import kernel_of
 from .records import GpuKey, Record, merge
 
-__all__ = ["DatabaseError", "File", "Quarantined", "View", "all_records", "check", "dump", "gpu_of", "open_view", "paths",
+__all__ = ["DatabaseError", "File", "Quarantined", "View", "all_records", "check", "check_writable", "dump", "gpu_of", "open_view", "paths",
            "read", "search_path", "shipped_root", "user_root", "write"]
 
 
@@ -92,6 +93,18 @@ def write(records: Iterable[Record], root: Path | None = None) -> list[Path]:
     for record in records:
         groups[record.gpu, record.problem.op].append(record)
     return [merge_into(root, gpu, op, group) for (gpu, op), group in groups.items()]
+
+
+def check_writable(root: Path | None = None) -> None:
+    """Raises `DatabaseError` if `write` could not write to `root`: said before a search, not after it."""
+    root = user_root() if root is None else Path(root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        raise DatabaseError(f"the database folder {root} cannot be written ({error.strerror}); free some space, or set AUTOTUNE_DB "
+                            "to a folder that can be written") from None
 
 
 def gpu_of(key: GpuKey) -> Gpu | None:

@@ -88,6 +88,8 @@ def _parse(text: str) -> Mapping:
     import yaml
 
     try:
+        if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            raise RecordError("an alias ('*name'); a file that stands for more than it holds is not read")
         data = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""

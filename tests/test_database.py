@@ -400,3 +400,23 @@ def test_reading_and_writing_warn_of_nothing(tmp_path):
         warnings.simplefilter("error")
         database.write([record()], tmp_path)
         assert database.open_view(H200, roots=[tmp_path]).complaints == ()
+
+
+def test_a_file_with_aliases_is_refused_quickly(tmp_path):
+    """Nested aliases stand for 8^12 entries in a few hundred bytes."""
+    path = tmp_path / "nvidia-h200" / "forward.yaml"
+    path.parent.mkdir()
+    levels = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 12))
+    path.write_text(f"schema: 1\na0: &a0 [x]\n{levels}\nop: forward\nrecords: *a11\n")
+    started = time.perf_counter()
+    file = dbfile.read(path)
+    assert "alias" in file.error and not file.records
+    assert time.perf_counter() - started < 5
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(database.DatabaseError, match="cannot be written .*AUTOTUNE_DB"):
+        database.check_writable(tmp_path / "file" / "db")
+    database.check_writable(tmp_path / "new")
+    assert not list((tmp_path / "new").iterdir())

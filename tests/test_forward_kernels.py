@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from autotune import compile
+from autotune import compile, simulator
 from autotune.gpu import by_name, catalogue
 from autotune.kernels import KERNELS, candidates, config_from_dict, config_from_text, default_config
 from autotune.kernels.base import params_bytes
@@ -161,3 +161,11 @@ def test_estimates_of_extreme_sizes_are_finite_and_positive(sizes):
         for kernel in candidates(asked, H200):
             time_us = kernel.estimate_us(asked, kernel.default(asked, H200), H200, 128)
             assert np.isfinite(time_us) and time_us > 1
+
+
+@pytest.mark.parametrize("kernel", ["forward_wgmma", "forward_mma", "forward_simt"])
+def test_a_large_softcap_changes_little(kernel):
+    """tanh of a small argument keeps its digits: at a cap of a million the scores are those of no cap."""
+    problem = Problem.parse("forward-bf16-b1-h2x1-q70-k90-d32-causal-softcap1000000")
+    verdict = simulator.verify(problem, KERNELS[kernel].default(problem, by_name("nvidia-h200")), seeds=(0,), kinds=("large",))
+    assert verdict.ok, verdict.message

@@ -161,3 +161,10 @@ def test_the_package_is_light():
 
     code = "import sys, autotune.tuner, autotune.tuner.worker; assert not {'optuna', 'numpy', 'cupy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unwritable_database_is_said_before_the_search(at_hand, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(run, "_measure", lambda *_: pytest.fail("it searched first"))
+    with pytest.raises(database.DatabaseError, match="cannot be written"):
+        tune(PROBLEM, root=tmp_path / "file")

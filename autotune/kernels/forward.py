@@ -39,6 +39,7 @@ FORWARD_FIELDS = (
 )
 
 LOG2E = 1.4426950408889634
+MAX_FLOAT = 3.4e38  # what a float of Params can hold
 ELEMENTS = {"bf16": "bf16", "fp16": "fp16", "fp32": "float"}
 
 
@@ -100,7 +101,7 @@ class ForwardKernel(Kernel):
 
         def capped(batch, seqlen_q, seqlen_k, scale, sink_dtype):
             grids, values = bound(batch, seqlen_q, seqlen_k, softcap, sink_dtype)  # the cap is what scales tanh
-            return grids, values + (scale / softcap,)
+            return grids, values + (min(scale / softcap, MAX_FLOAT),)
 
         def bound(batch, seqlen_q, seqlen_k, scale, sink_dtype):
             blocks = -(-seqlen_q // queries) * sets * batch

@@ -43,6 +43,7 @@ def tune(problems: list[Problem], gpu: Gpu | str | None, effort: str, root: Path
     for problem in problems:  # say what cannot be done before anything is written
         default_config(problem, gpu)
     compile.nvrtc_version()
+    database.check_writable(root)
     found: dict[Problem, Record] = {}
 
     def keep(record: Record) -> None:

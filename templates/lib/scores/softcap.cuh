@@ -1,6 +1,9 @@
 // Soft cap: a score s becomes cap * tanh(s * scale / cap), before the mask. What is left here is the tanh; the softmax's own
 // factor is then cap * log2(e).
-DEVICE float tanh_approx(float x) {  // 1 - 2 / (e^2x + 1): an absolute error of 2^-23, where tanh.approx has 2^-11
+// 1 - 2 / (e^2x + 1) has an absolute error of 2^-23, where tanh.approx has 2^-11; near 0, where that is too much for a large
+// cap, the series takes its place.
+DEVICE float tanh_approx(float x) {
+    if (x * x < 1e-3f) return x * (1.0f - x * x * (1.0f / 3));
     return 1.0f - 2.0f * reciprocal_approx(exp2_approx(2.0f * LOG2E * x) + 1.0f);
 }
 template <int TILES_M, int TILES_N, int ELEMENTS>
