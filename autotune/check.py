@@ -45,7 +45,6 @@ class Guarded:
     """An output of `shape` and dtype name that is poisoned and fenced: `array` is what the kernel gets."""
 
     def __init__(self, xp, shape: tuple[int, ...], dtype: str):
-        self.label = dtype
         size = prod(shape) * array_dtype(dtype).itemsize
         self._end = GUARD_BYTES + size
         padding = -size % 16  # keeps the second band aligned, and catches a store that overshoots by a few bytes

@@ -20,7 +20,6 @@ from .problem import Static
 PACKAGE = Path(__file__).parent
 TEMPLATES = next(p for p in (PACKAGE / "_templates", PACKAGE.parent / "templates") if p.is_dir())
 HOST_TWINS = PACKAGE / "simulator" / "host"  # lib/base.cuh and lib/ptx/ once more, in plain C++
-PTX = ("cuda", "host")
 
 
 @lru_cache(maxsize=None)

@@ -97,7 +97,12 @@ class Kernel:
 
     def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
         """(C type, NAME, value) of each constexpr that the template prints at the top."""
-        raise NotImplementedError
+        values = [("int", "HEAD_DIM", static.head_dim), ("int", "HEAD_DIM_V", static.head_dim_v)]
+        for parameter in self.parameters:
+            if parameter.kind == "compile":
+                value = config[parameter.name]
+                values.append(("bool" if isinstance(value, bool) else "int", parameter.name.upper(), value))
+        return values
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         """Further names for the template: texts that neither C++ nor a constant can make, such as operand lists of asm."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Callable
 
-from ..config import Config, Value
+from ..config import Config
 from ..gpu import Gpu
 from ..problem import Problem, Static
 from .base import Field, Kernel
@@ -102,14 +102,6 @@ class DecodeKernel(Kernel):
             if getattr(problem, feature):
                 return f"it has no {feature}"
         return None
-
-    def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
-        values = [("int", "HEAD_DIM", static.head_dim), ("int", "HEAD_DIM_V", static.head_dim_v)]
-        for parameter in self.parameters:
-            if parameter.kind == "compile":
-                value = config[parameter.name]
-                values.append(("bool" if isinstance(value, bool) else "int", parameter.name.upper(), value))
-        return values
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         e4m3 = static.kv_dtype == "e4m3"

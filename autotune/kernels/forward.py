@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from typing import Callable
 
-from ..config import Config, Value
+from ..config import Config
 from ..gpu import Gpu
 from ..problem import Problem, Static
 from .base import Field, Kernel, legal_configs
@@ -16,7 +16,6 @@ SINK_DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
 
 UNBOUNDED = 2**30 - 2**16  # a window side that hides nothing
 
-POINTERS = ("q", "k", "v", "out", "lse", "sinks")
 TENSORS = ("q", "k", "v", "out")
 
 FORWARD_FIELDS = (
@@ -71,14 +70,6 @@ class ForwardKernel(Kernel):
         """Every legal config for `problem` on `gpu`, without those whose blocks own more heads than share keys: rows of theirs
         would be idle."""
         return () if self.reject(problem, gpu) else _sharing(self, problem.static, gpu, 1 << (problem.group - 1).bit_length())
-
-    def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
-        values = [("int", "HEAD_DIM", static.head_dim), ("int", "HEAD_DIM_V", static.head_dim_v)]
-        for parameter in self.parameters:
-            if parameter.kind == "compile":
-                value = config[parameter.name]
-                values.append(("bool" if isinstance(value, bool) else "int", parameter.name.upper(), value))
-        return values
 
     def arguments(self, problem: Problem, config: Config, scale: float, sink_dtype: int = 0) -> tuple:
         """The scalar fields of Params, in order, for exact (not bucketed) sizes.
