@@ -48,22 +48,48 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
-    args = parser().parse_args(arguments)
+    name = "autotune"
+    if sys.stdout is None:  # the shell has closed it (>&-), and whatever file is opened next would take its place
+        print(f"{name}: standard output is closed; redirect it to /dev/null if it is not wanted", file=sys.stderr)
+        return 2
     try:
-        code = args.run(args)
+        try:
+            args = parser().parse_args(arguments)
+            name = f"autotune {args.command}"
+            code = args.run(args)
+        except SystemExit as stop:  # of argparse, which has said why
+            code = stop.code
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        print(f"\nautotune {args.command}: interrupted", file=sys.stderr)
+        print(f"\n{name}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of a pipe has seen enough; point stdout elsewhere so that exit does not flush into it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        _drop_stdout()
         return 0
     except Exception as error:
-        if not is_user_error(error):
+        if is_user_error(error):
+            print(f"{name}: {_one_line(error)}", file=sys.stderr)
+        elif isinstance(error, OSError) and not _stdout_works():
+            print(f"{name}: standard output cannot be written: {error.strerror or error}", file=sys.stderr)
+        else:
             raise
-        print(f"autotune {args.command}: {_one_line(error)}", file=sys.stderr)
         return 2
+
+
+def _stdout_works() -> bool:
+    """Whether standard output takes an empty line. If not, it is dropped."""
+    try:
+        print(flush=True)
+        return True
+    except OSError:
+        _drop_stdout()
+        return False
+
+
+def _drop_stdout() -> None:
+    """Points standard output elsewhere, so that exit does not flush into what refuses it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def is_user_error(error: Exception) -> bool:

@@ -49,11 +49,8 @@ def no_gpu(monkeypatch):
 
 
 def run(*arguments: str) -> int:
-    """The exit code of `autotune ARGUMENTS`, argparse's own exits included."""
-    try:
-        return main(arguments)
-    except SystemExit as stop:
-        return stop.code
+    """The exit code of `autotune ARGUMENTS`."""
+    return main(arguments)
 
 
 def refuses(capsys, homes, *arguments: str, saying: str) -> None:
@@ -405,6 +402,20 @@ def test_interrupted(capsys, monkeypatch):
 def test_a_reader_that_stops_early_is_no_error():
     done = subprocess.run(f"{sys.executable} -m autotune gpus | true", shell=True, capture_output=True, text=True)
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command, redirection, sentence", [
+    (f"source {SMALL} --gpu nvidia-h200", ">/dev/full", "autotune source: standard output cannot be written: No space left on device"),
+    ("gpus", ">/dev/full", "autotune gpus: standard output cannot be written: No space left on device"),
+    ("gpus", "1</dev/null", "autotune gpus: standard output cannot be written: Bad file descriptor"),
+    ("gpus", ">&-", "autotune: standard output is closed; redirect it to /dev/null if it is not wanted"),
+])
+def test_output_that_cannot_be_written(homes, command, redirection, sentence, unbuffered):
+    done = subprocess.run(f"{sys.executable} -m autotune {command} {redirection}", shell=True, capture_output=True, text=True,
+                          cwd=Path(__file__).parents[1], env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
+    assert (done.returncode, done.stderr) == (2, sentence + "\n")
 
 
 def test_user_errors_are_known_by_name():
