@@ -11,10 +11,10 @@ from __future__ import annotations
 from . import arrays, kernels, launch, plans
 from .arguments import check_out, check_sinks, describe, number, positive_scale, refuse_grad, window_bounds
 from .arrays import LIBRARIES, OTHER, AttentionError, library_of
-from .gpu import Gpu, by_name, detect
+from .gpu import Gpu, detect, resolve
 from .lookup import Match
 from .plans import UntunedWarning
-from .problem import OPS, Problem, bucket_batch, bucket_length
+from .problem import OPS, Problem, as_problems, bucket_batch, bucket_length
 from .tensormap import Unmappable
 
 __all__ = ["AttentionError", "UntunedWarning", "attention", "attention_varlen", "prepare", "source"]
@@ -65,7 +65,7 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
         check_out(library, out, (batch, seqlen_q, heads_q, head_dim_v), dtype, device)
     if type(softcap) is not float:
         softcap = number(softcap)
-    if window == NO_WINDOW:
+    if window is NO_WINDOW:
         left, right = None, 0 if causal else None
     else:
         left, right = window_bounds(window, causal)
@@ -182,13 +182,9 @@ def source(problem: Problem | str, config: kernels.Config | str | None = None, g
     """
     from .render import render
 
-    if isinstance(problem, str):
-        problem = Problem.parse(problem)
+    problem, = as_problems([problem])
     problem, gpu = problem.simplified(), _gpu(gpu)
-    if config is None:
-        config = plans.match_for(problem, gpu).config
-    elif isinstance(config, str):
-        config = kernels.config_from_text(config)
+    config = plans.match_for(problem, gpu).config if config is None else kernels.config_from_text(str(config))
     kernel = kernels.kernel_of(config)
     if reason := kernel.reject(problem, gpu) or kernel.illegal(problem.static, config, gpu):
         raise AttentionError(f"config {config} cannot serve {problem} on {gpu.name}: {reason}")
@@ -275,10 +271,8 @@ def _problems(problems) -> list[Problem]:
         from .models import problems_of_model
 
         return list(problems_of_model(problems))
-    if isinstance(problems, (str, Problem)):
-        problems = [problems]
-    return [Problem.parse(problem) if isinstance(problem, str) else problem for problem in problems]
+    return as_problems(problems)
 
 
 def _gpu(gpu: Gpu | str | None) -> Gpu:
-    return by_name(gpu) if isinstance(gpu, str) else gpu or detect()
+    return detect() if gpu is None else resolve(gpu)

@@ -98,6 +98,8 @@ def by_name(name: str) -> Gpu:
 @lru_cache(maxsize=None)
 def detect(device: int = 0) -> Gpu:
     """The GPU at CUDA index `device`. Raises `GpuError` with the reason if none can be used."""
+    if not isinstance(device, int):
+        raise GpuError(f"device is {device!r}; it must be the index of a CUDA device, an int")
     try:
         from cupy.cuda import runtime
     except ImportError as error:
@@ -147,6 +149,12 @@ def from_properties(properties: Mapping) -> Gpu:
                MappingProxyType({**arch_limits[known], **measured}))
 
 
-def resolve(name: str | None) -> Gpu:
-    """`by_name(name)`, or the GPU at hand if `name` is None."""
-    return by_name(name) if name else detect()
+def resolve(gpu: Gpu | str | None) -> Gpu:
+    """`gpu` itself, the catalogue's GPU of that name, or the one at hand for None. Raises `GpuError`."""
+    if gpu is None:
+        return detect()
+    if isinstance(gpu, str):
+        return by_name(gpu)
+    if not isinstance(gpu, Gpu):
+        raise GpuError(f"gpu is {gpu!r}; it must be a Gpu, the name of one, such as {next(iter(catalogue()))}, or None for the GPU at hand")
+    return gpu

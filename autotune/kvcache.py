@@ -91,7 +91,7 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
         check_out(library, out, (batch, seqlen_q, heads_q, head_dim_v), dtype, device)
     if type(softcap) is not float:
         softcap = number(softcap)
-    left, right = (None, 0 if causal else None) if window == NO_WINDOW else window_bounds(window, causal)
+    left, right = (None, 0 if causal else None) if window is NO_WINDOW else window_bounds(window, causal)
     if right is not None and right >= seqlen_q - 1:  # Problem.simplified, without a Problem
         right = None
     if sinks is None:

@@ -16,7 +16,7 @@ from operator import attrgetter
 
 from . import database
 from .config import Config, ConfigError
-from .gpu import Gpu, by_name, detect
+from .gpu import Gpu, detect, resolve
 from .kernels import KERNELS, default_config
 from .problem import Problem
 from .records import Record
@@ -82,6 +82,8 @@ class Match:
     @cached_property
     def why(self) -> str:
         """A few sentences for people: where the config is from, what to expect, and what would improve it."""
+        if not self.problem.flops:
+            return f"{self.tier}: no query of {self.problem} sees a key, so there is nothing to compute and nothing to tune."
         record, percent = self.record, f"{100 * (self.slowdown - 1):.0f} %"
         if record is None:
             text = (f"default: nothing is known of problems like {self.problem} on {self.gpu.name}, so this is the kernel's "
@@ -171,8 +173,8 @@ def _table(gpu: Gpu) -> _Table:
 
 
 def _cold(key: tuple, problem: Problem, gpu: Gpu | str) -> Match:
-    if isinstance(gpu, str):
-        return lookup(problem, by_name(gpu))
+    if not isinstance(gpu, Gpu):
+        return lookup(problem, resolve(gpu))
     table = _table(gpu)
     match = table.best(problem.simplified().bucketed())
     if len(table.matches) >= MAX_MATCHES:

@@ -159,7 +159,7 @@ def _load(match: Match, device: int, capturing: bool, remedy: str = "") -> tuple
 
 def _tell(match: Match) -> None:
     """Says once for each kind of problem and GPU that calls are served by a config that was not tuned for them."""
-    if match.tier == "exact" and match.evidence == "measured":
+    if match.tier == "exact" and match.evidence == "measured" or not match.problem.flops:
         return
     kind = match.problem.static, match.gpu.name
     if kind in _told:

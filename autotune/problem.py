@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Iterable
 
 OPS = ("forward", "decode")
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1}
@@ -143,9 +144,10 @@ class Problem:
         return self.text
 
     @staticmethod
-    @lru_cache(maxsize=4096)
     def parse(text: str) -> Problem:
         """The problem that `text` names. Raises `ProblemError` naming the token that is wrong."""
+        if not isinstance(text, str):
+            raise ProblemError(f"{text!r} is no problem; one is a Problem or a line of text such as {EXAMPLE}")
         return _parse(text)
 
     def simplified(self) -> Problem:
@@ -230,11 +232,19 @@ def _head_dim_token(head_dim: int, head_dim_v: int) -> str:
     return f"d{head_dim}" if head_dim == head_dim_v else f"d{head_dim}x{head_dim_v}"
 
 
+def as_problems(given: Problem | str | Iterable[Problem | str]) -> list[Problem]:
+    """The problems of one `Problem` or text, or of several. Raises `ProblemError` for anything else."""
+    if isinstance(given, (Problem, str)) or not isinstance(given, Iterable):
+        given = [given]
+    return [problem if isinstance(problem, Problem) else Problem.parse(problem) for problem in given]
+
+
 _HEAD = re.compile(r"b(\d+)-h(\d+)x(\d+)-q(\d+)-k(\d+)-d(\d+)(?:x(\d+))?(?:-(.+))?", re.ASCII)
 
 
+@lru_cache(maxsize=4096)
 def _parse(text: str) -> Problem:
-    if not isinstance(text, str) or len(text) > 300:
+    if len(text) > 300:
         raise ProblemError(f"a problem is a line of text such as {EXAMPLE}")
     op, _, rest = text.partition("-")
     dtype, _, rest = rest.partition("-")

@@ -32,6 +32,8 @@ BAD = [
     ("devices", lambda q, k, v: (q, Tensor(k.array, 1), v, {}), "k is on device 1 and q on device 0"),
     ("host", lambda q, k, v: (*(Tensor(x.array, -1) for x in (q, k, v)), {}), "q is in host memory; it must be on a CUDA GPU"),
     ("window is an int", lambda q, k, v: (q, k, v, dict(window=3)), "window is 3; it must be a pair"),
+    ("window is an array", lambda q, k, v: (q, k, v, dict(window=np.arange(3))), r"window is array\(\[0, 1, 2\]\); it must be a pair"),
+    ("window of floats", lambda q, k, v: (q, k, v, dict(window=np.array([1.5, 2]))), "left side is .*1.5.*; it must be an int"),
     ("negative window", lambda q, k, v: (q, k, v, dict(window=(-1, 0))), "left side is -1; it must be an int .*, or None"),
     ("window with causal", lambda q, k, v: (q, k, v, dict(window=(7, -8))), "right side is -8"),
     ("float window", lambda q, k, v: (q, k, v, dict(window=(1.5, None))), "left side is 1.5"),
@@ -67,6 +69,15 @@ def test_bad_arguments_get_one_sentence(gpu, make, sentence, call):
         getattr(autotune, call)(q, k, v, **keywords)
     assert "\n" not in str(caught.value)
     assert not gpu.launches
+
+
+def test_a_window_may_be_any_pair(gpu):
+    q, k, v = qkv()
+    for window in ((3, 0), [3, 0], np.array([3, 0])):
+        autotune.attention(q, k, v, window=window)
+    assert [(call["window_left"], call["window_right"]) for call in gpu.calls] == [(3, 0)] * 3
+    autotune.attention(q, k, v, window=[None, None])
+    assert gpu.calls[-1]["window_left"] == gpu.calls[-1]["window_right"] > 1 << 29
 
 
 def test_requires_grad_raises(gpu):

@@ -111,7 +111,7 @@ def test_without_the_gpu_records_are_predicted(monkeypatch, tmp_path, detected):
     record, = tune(PLAIN, gpu=gpu, stream=io.StringIO())
     assert record.evidence == "predicted" and record.default_time_us and record.time_us <= record.default_time_us
     assert record.trials >= 2 and record.gpu.name == gpu
-    assert compile.build(PLAIN.static, record.config, run.by_name(gpu)).sha256 == record.cubin_sha256
+    assert compile.build(PLAIN.static, record.config, run.resolve(gpu)).sha256 == record.cubin_sha256
 
 
 def test_prediction_out_of_time_still_ranks_the_default(monkeypatch):

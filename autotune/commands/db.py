@@ -59,8 +59,9 @@ def _show(args: argparse.Namespace) -> int:
         print(f"# {path}")
         print(yaml.safe_dump({problem.text: record.as_entry()}, sort_keys=False, default_flow_style=None, width=120))
     if not found:
-        raise UsageError(f"no record of {problem}; `autotune db list` shows what there is, "
-                         f"`autotune tune --problem {problem}` makes one, `autotune lookup {problem}` says what serves it")
+        makes = f"`autotune tune --problem {problem}` makes one, " if problem.flops else ""
+        raise UsageError(f"no record of {problem}; `autotune db list` shows what there is, {makes}"
+                         f"`autotune lookup {problem}` says what serves it")
     return 0
 
 

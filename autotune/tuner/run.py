@@ -10,10 +10,10 @@ from typing import Iterable
 from filelock import FileLock, Timeout
 
 from .. import compile, database
-from ..gpu import Gpu, GpuError, by_name, detect
+from ..gpu import Gpu, GpuError, detect, resolve
 from ..kernels import default_config
 from ..lookup import refresh
-from ..problem import Problem
+from ..problem import Problem, as_problems
 from ..records import Record
 from . import EVALUATOR, TuneError
 from .builder import Builder
@@ -26,8 +26,7 @@ INTERRUPTED = "interrupted; what was measured is kept, and the same command goes
 
 def parsed(problems: Problem | str | Iterable[Problem | str]) -> list[Problem]:
     """Each problem once, simplified. Raises `ProblemError`, and `TuneError` for one that computes nothing."""
-    given = [problems] if isinstance(problems, (Problem, str)) else problems
-    chosen = dict.fromkeys((Problem.parse(p) if isinstance(p, str) else p).simplified() for p in given)
+    chosen = dict.fromkeys(problem.simplified() for problem in as_problems(problems))
     for problem in chosen:
         if problem.flops == 0:
             raise TuneError(f"{problem} computes nothing (it has no visible key), so there is nothing to tune")
@@ -37,7 +36,7 @@ def parsed(problems: Problem | str | Iterable[Problem | str]) -> list[Problem]:
 def tune(problems: list[Problem], gpu: Gpu | str | None, effort: str, root: Path | None, trials_root: Path | None,
          device: int, stream) -> list[Record]:
     """See `autotune.tuner.tune`."""
-    if effort not in EFFORTS:
+    if not isinstance(effort, str) or effort not in EFFORTS:
         raise TuneError(f"effort is {effort!r}; allowed are {', '.join(EFFORTS)}")
     gpu, here = _resolve(gpu, device)
     for problem in problems:  # say what cannot be done before anything is written
@@ -89,7 +88,7 @@ def _resolve(gpu: Gpu | str | None, device: int) -> tuple[Gpu, bool]:
     """(the GPU that is meant, whether it is the one at hand)"""
     if gpu is None:
         return detect(device), True
-    gpu = by_name(gpu) if isinstance(gpu, str) else gpu
+    gpu = resolve(gpu)
     try:
         return gpu, detect(device).identity == gpu.identity
     except GpuError:
