@@ -1,9 +1,10 @@
 """Load a `Binary` on a device and launch its entries, on CuPy's driver handle and whatever stream the caller names.
 
     loaded = load(binary, device=0)
-    packed = struct.pack(params_format(kernel.fields), *pointers, *strides, *kernel.arguments(...))
-    for step in kernel.plan(problem, config):
-        launch(loaded.bound(step), step, packed, stream)
+    fields, packer = binding.bind(problem, config, sms)
+    grids, values = fields(...)
+    for step, grid in zip(kernel.plan(problem, config), grids):
+        loaded.bound(step).launch(grid, stream, packer, values)
 
 A module is loaded once for each device and never unloaded by itself: a captured CUDA graph may hold its functions.
 Measured cost of CuPy's own RawKernel call with 8 arguments is 6.0 us; one packed struct avoids most of it.
@@ -56,7 +57,8 @@ class Bound:
         self._launch, self._current, self._set_current = driver.launchKernel, driver.ctxGetCurrent, driver.ctxSetCurrent
 
     def launch(self, grid: int, stream: int, packer: struct.Struct, fields) -> None:
-        """Launches `grid` blocks on `stream` (a cudaStream_t as int) with `fields` packed as `packer` says.
+        """Launches `grid` blocks on `stream` (a cudaStream_t as int; 0 is the legacy default stream) with `fields` packed as
+        `packer` says, at most `PARAMS_LIMIT_BYTES`. Asynchronous.
 
         The kernel's context is made current for the call, so the caller's current device does not matter.
         The driver copies the parameters before it returns. Raises `LaunchError`.
@@ -168,14 +170,6 @@ def ready(binary, device: int, steps: list[Step]) -> bool:
     return loaded is not None and all(_bound_key(step) in loaded._bound for step in steps)
 
 
-def launch(bound: Bound, step: Step, packed: bytes, stream: int = 0) -> None:
-    """Launches one step of a plan with Params already packed as `kernels.base.params_format` says.
-
-    `stream` is a cudaStream_t as int; 0 is the legacy default stream. Asynchronous. Raises `LaunchError`.
-    """
-    bound.launch(step.grid, stream, _bytes_packer(len(packed)), (packed,))
-
-
 def current_device() -> int:
     """The calling thread's current CUDA device. Raises `LaunchError` if there is none."""
     try:
@@ -186,12 +180,6 @@ def current_device() -> int:
 
 def _bound_key(step: Step) -> tuple[str, int, int, int]:
     return step.entry, step.block, step.smem_bytes, step.carveout
-
-
-def _bytes_packer(size: int) -> struct.Struct:
-    if size > PARAMS_LIMIT_BYTES:
-        raise LaunchError(f"parameters of {size} bytes are larger than the {PARAMS_LIMIT_BYTES} that a launch may pass")
-    return struct.Struct(f"{size}s")
 
 
 def _cupy():

@@ -8,8 +8,10 @@ import pytest
 from fake_cuda import FakeCuda
 
 from autotune import launch as launching
+from autotune.kernels import KERNELS
 from autotune.kernels.base import Field, Step, params_bytes, params_format
-from autotune.launch import LaunchError, launch, load, ready
+from autotune.launch import PARAMS_LIMIT_BYTES, LaunchError, load, ready
+from autotune.problem import Problem
 
 
 @pytest.fixture
@@ -23,6 +25,11 @@ def cuda(monkeypatch):
 
 def binary(sha="a" * 64):
     return SimpleNamespace(sha256=sha, image=b"\x7fELF", target="sm_90")
+
+
+def launch(bound, step, packed, stream=0):
+    """With Params that are packed already."""
+    bound.launch(step.grid, stream, struct.Struct(f"{len(packed)}s"), (packed,))
 
 
 FIELDS = (Field("const void *", "q"), Field("long long", "stride"), Field("int", "heads"), Field("float", "scale"))
@@ -106,8 +113,11 @@ def test_failures_are_sentences_with_the_drivers_status(cuda):
     cuda.fail = "load"
     with pytest.raises(LaunchError, match="for sm_90 cannot be used on CUDA device 0: CUDA_ERROR_NO_BINARY"):
         load(binary("b" * 64), 0).bound(step)
-    with pytest.raises(LaunchError, match="larger than the 4096"):
-        launch(bound, step, b"\0" * 5000)
+
+
+def test_the_parameters_of_every_kernel_can_be_passed():
+    features = [Problem(softcap=softcap, alibi=alibi).static for softcap in (0.0, 30.0) for alibi in (False, True)]
+    assert all(params_bytes(kernel.params(static)) <= PARAMS_LIMIT_BYTES for kernel in KERNELS.values() for static in features)
 
 
 def test_parameter_buffers_are_not_shared_between_threads(cuda):

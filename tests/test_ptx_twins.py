@@ -68,7 +68,7 @@ def on_gpu(probe, data: np.ndarray, gpu) -> np.ndarray:
 
     target = "sm_90a" if gpu.arch == 90 else f"sm_{gpu.arch}"
     bound = launch.load(compile.cached(source(probe, False), target), 0).bound(
-        step := Step("probe", probe.grid, probe.threads, probe.smem_bytes))
+        Step("probe", probe.grid, probe.threads, probe.smem_bytes))
     given, out = cupy.asarray(data), cupy.asarray(fresh_output(probe))
     maps = b""
     if probe.mapped:
@@ -79,7 +79,7 @@ def on_gpu(probe, data: np.ndarray, gpu) -> np.ndarray:
         maps = b"".join(encode(Map("q", **BOX), "bf16", pointer, columns, rows, heads, batch, *strides)
                         for pointer in (given.data.ptr, out.data.ptr + 4 * RAW_WORDS))
     params = maps + struct.pack("QQii", given.data.ptr, out.data.ptr, data.size, 0) + b"\0" * (40 if probe.mapped else 0)
-    launch.launch(bound, step, params, cupy.cuda.get_current_stream().ptr)
+    bound.launch(probe.grid, cupy.cuda.get_current_stream().ptr, struct.Struct(f"{len(params)}s"), (params,))
     return out.get()
 
 

@@ -65,7 +65,6 @@ class Step(NamedTuple):
     block: int  # threads
     smem_bytes: int
     carveout: int = -1  # percent of the SM's L1 to set aside as shared memory; -1: the driver's choice
-    cluster: int = 1
     blocks_per_sm: int = 0  # above 0: launch at most this many for each SM, and blocks go round for the rest of the grid
 
 

@@ -76,10 +76,8 @@ def launch(source: str, steps: Sequence[Step], memory: Memory, params: bytes, se
            timeout_s: float = TIMEOUT_S) -> Simulation:
     """Runs the steps of any host source, all with the same `params`, the bytes of its struct Params.
 
-    Writable arrays of `memory` receive what it wrote. Raises `CompileError`, `CompilerMissing`, and `ValueError` for clusters.
+    Writable arrays of `memory` receive what it wrote. Raises `CompileError`, `CompilerMissing`.
     """
-    if any(step.cluster != 1 for step in steps):
-        raise ValueError("the simulator runs one block at a time, and no clusters of blocks")
     executable = program(source, tuple(dict.fromkeys(step.entry for step in steps)))
     params_at = memory.add_bytes(params)
     with memory.file() as lines:
