@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .arguments import LARGEST_SCALE, number
+from .arguments import LARGEST_SCALE, integer, number
 from .arrays import OTHER, AttentionError, library_of
 from .problem import Problem
 
@@ -20,7 +20,8 @@ def integers(library, name: str, array, shape: tuple, device: int) -> tuple:
         raise AttentionError(f"{name} is a {type(array).__name__}; it must be an array of {library.name}, as q is")
     pointer, sizes, strides, dtype, where = library.vector(array)
     if len(sizes) != len(shape) or any(want is not None and size != want for size, want in zip(sizes, shape)):
-        wanted = ", ".join("max_pages" if want is None else str(want) for want in shape)
+        unknown = "batch + 1" if len(shape) == 1 else "max_pages"
+        wanted = ", ".join(unknown if want is None else str(want) for want in shape)
         raise AttentionError(f"{name} has shape {tuple(sizes)}; it must be ({wanted}{',' * (len(shape) == 1)})")
     if dtype != library.int32:
         raise AttentionError(f"{name} is {dtype}; it must be int32")
@@ -30,6 +31,45 @@ def integers(library, name: str, array, shape: tuple, device: int) -> tuple:
         array = library.packed(array)
         pointer, sizes, strides, _, _ = library.vector(array)
     return array, pointer, tuple(sizes), strides[0]
+
+
+def as_one_sequence(library, name: str, array):
+    """Packed queries or outputs (total_q, heads_q, head_dim) as (1, total_q, heads_q, head_dim). Raises `AttentionError`."""
+    if library_of(array) is not library:
+        raise AttentionError(f"{name} is a {type(array).__name__}; it must be an array of {library.name}, as q is")
+    if len(array.shape) != 3:
+        raise AttentionError(f"{name} has shape {tuple(array.shape)}; with cu_seqlens_q it must be (total_q, heads_q, head_dim)")
+    return array[None]
+
+
+def starts_of(library, cu_seqlens_q, q) -> tuple[object, int, int]:
+    """(cu_seqlens_q or a packed copy, pointer, sequences). Raises `AttentionError`."""
+    array, pointer, (size,), _ = integers(library, "cu_seqlens_q", cu_seqlens_q, (None,), library.vector(q)[4])
+    if not size:
+        raise AttentionError("cu_seqlens_q is empty; it must be (batch + 1,): where each sequence's queries begin, and the end")
+    return array, pointer, size - 1
+
+
+def most_queries(max_seqlen_q, total: int) -> int:
+    """Queries of a sequence at the most, of `total` in all. Raises `AttentionError`."""
+    if max_seqlen_q is None:
+        return total
+    most = integer("max_seqlen_q", max_seqlen_q)
+    if most < 0:
+        raise AttentionError(f"max_seqlen_q is {most}; it must be at least 0, or None if it is not known")
+    return min(most, total)
+
+
+def check_starts(library, cu_seqlens_q, total: int, most: int) -> None:
+    """Raises `AttentionError` unless cu_seqlens_q goes up from 0 to at most `total`, by at most `most`. Copies it to the host."""
+    starts = library.on_host(cu_seqlens_q).tolist()
+    if starts[0] or starts[-1] > total:
+        raise AttentionError(f"cu_seqlens_q goes from {starts[0]} to {starts[-1]}; it must begin with 0 and end with at most the "
+                             f"{total} queries there are")
+    for b, (begin, end) in enumerate(zip(starts, starts[1:])):
+        if not 0 <= end - begin <= most:
+            raise AttentionError(f"cu_seqlens_q[{b}] is {begin} and cu_seqlens_q[{b + 1}] is {end}; a sequence has 0 to {most} "
+                                 "queries (max_seqlen_q, if that is given)")
 
 
 def scales(library, name: str, value, heads_kv: int, device: int, kv_dtype: str) -> tuple[float, int, int]:
@@ -68,8 +108,9 @@ def check_contents(library, cache_seqlens, page_table, capacity: int, pages: int
                 raise AttentionError(f"page_table[{b}, {i}] is {page}; the cache has pages 0 to {pages - 1}")
 
 
-def check_arrays(q, k_cache, v_cache, page_table) -> None:
-    """Raises `AttentionError` with what is wrong with the arrays of a call, if anything is."""
+def check_arrays(q, k_cache, v_cache, page_table, batch: int | None = None) -> None:
+    """Raises `AttentionError` with what is wrong with the arrays of a call, if anything is. `batch` is how many sequences
+    cu_seqlens_q has, if that is given; q is then that of one sequence."""
     library = library_of(q)
     if library is OTHER:
         raise AttentionError(f"q is a {type(q).__name__}; it must be an array of CuPy or torch on a CUDA GPU, or of another "
@@ -96,9 +137,10 @@ def check_arrays(q, k_cache, v_cache, page_table) -> None:
             raise AttentionError(f"{name} is on device {values[7]} and q on device {device}; all must be on one GPU")
     if dtype not in library.dtypes:
         raise AttentionError(f"q is {dtype}; allowed are {', '.join(map(str, library.dtypes))}")
-    (batch, _, heads_q, head_dim), k_shape, v_shape = (tuple(read[name][1]) for name in ("q", "k_cache", "v_cache"))
-    if not paged and k_shape[0] != batch:
-        raise AttentionError(f"k_cache has shape {k_shape}; without page_table its first size must be q's batch, {batch}")
+    (outer, _, heads_q, head_dim), k_shape, v_shape = (tuple(read[name][1]) for name in ("q", "k_cache", "v_cache"))
+    if not paged and k_shape[0] != (outer if batch is None else batch):
+        of = f"q's batch, {outer}" if batch is None else f"the number of sequences in cu_seqlens_q, {batch}"
+        raise AttentionError(f"k_cache has shape {k_shape}; without page_table its first size must be {of}")
     if k_shape[3] != head_dim:
         raise AttentionError(f"k_cache has shape {k_shape}; its last size must be q's, {head_dim}")
     if v_shape[:3] != k_shape[:3]:

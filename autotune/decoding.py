@@ -21,10 +21,10 @@ LEAST_TICKETS = 4096
 
 
 def params(launches: Launches, pointers: Mapping[str, int], strides: Mapping[str, Sequence[int]], table_stride: int = 0) -> tuple:
-    """All fields in order. `pointers` by name (absent: none); `strides` of q, k, v and out by (batch or page, row, head), in
-    elements."""
+    """All fields in order. `pointers` by name (absent: none); `strides` of q, k, v and out by (batch or page, row, head), of lse
+    by (batch, head), in elements."""
     return (*(pointers.get(name, 0) for name in DECODE_POINTERS), *(s for name in DECODE_TENSORS for s in strides[name]),
-            table_stride, *launches.scalars)
+            *strides["lse"], table_stride, *launches.scalars)
 
 
 def workspace(launches: Launches, head_dim_v: int) -> dict[str, tuple[int, ...]]:
@@ -61,7 +61,7 @@ class DecodePlan:
 
     def run(self, launches: Launches, library, like, device: int, stream: int, capturing: Callable[[int], bool],
             pointers: tuple, strides: tuple) -> None:
-        """Launches on `stream`. `pointers` are the first 10 of DECODE_POINTERS, `strides` all 13 in order. Workspace comes from
+        """Launches on `stream`. `pointers` are the first 11 of DECODE_POINTERS, `strides` all 15 in order. Workspace comes from
         `library`, for `like`'s device; it may be used again once the call has returned, by later work on the stream."""
         partial_o = partial_statistics = tickets = 0
         if launches.slots:
@@ -158,7 +158,8 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
             for array in arrays.values():
                 array.fill(cupy.nan)
         fields = params(launches, {name: array.data.ptr for name, array in pointers.items() if array is not None},
-                        {name: [s // array.itemsize for s in array.strides[:3]] for name, array in tensors.items()},
+                        {**{name: [s // array.itemsize for s in array.strides[:3]] for name, array in tensors.items()},
+                         "lse": (problem.heads_q * problem.seqlen_q, problem.seqlen_q)},
                         0 if layout.table is None else layout.table.strides[0] // 4)
         stream = cupy.cuda.get_current_stream().ptr
         main(launches.grid, stream, packer, fields)

@@ -2,6 +2,7 @@
 
     out = attention_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths)                  # k_cache (B, Smax, Hkv, D)
     out = attention_with_kvcache(q, k_pages, v_pages, cache_seqlens=lengths, page_table=table)   # (pages, page_size, Hkv, D)
+    out = attention_with_kvcache(q, ..., cu_seqlens_q=starts, max_seqlen_q=4)                    # q (total_q, Hq, D)
 
 Lengths and page tables stay on the device, so a captured CUDA graph can be replayed with others.
 """
@@ -12,7 +13,7 @@ from . import arrays, plans
 from .arguments import check_out, check_sinks, integer, number, positive_scale, refuse_grad, window_bounds
 from .arrays import LIBRARIES, OTHER, AttentionError, library_of
 from .attention import NO_WINDOW, attention, suited, unsuited
-from .cachechecks import check_contents, describe_cache, integers, scales
+from .cachechecks import as_one_sequence, check_contents, check_starts, describe_cache, integers, most_queries, scales, starts_of
 from .kernels.decode import MAX_QUERIES
 from .problem import bucket_batch, bucket_length
 
@@ -48,11 +49,17 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
             max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_scale=k_scale, v_scale=v_scale, num_splits=num_splits,
             window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out,
             check=check))
-    if cu_seqlens_q is not None or max_seqlen_q is not None:
-        raise AttentionError("cu_seqlens_q and max_seqlen_q must be None: no kernel serves mixed batches yet")
+    packed, given, starts_pointer = cu_seqlens_q is not None, out, 0
+    if packed:  # the shapes and strides looked at are those of one sequence
+        q, out = as_one_sequence(library, "q", q), None if out is None else as_one_sequence(library, "out", out)
+        cu_seqlens_q, starts_pointer, batch = starts_of(library, cu_seqlens_q, q)
+    elif max_seqlen_q is not None:
+        raise AttentionError("max_seqlen_q must be None without cu_seqlens_q: the shape of q says how many queries there are")
     read = library.read
     try:
-        q_pointer, (batch, seqlen_q, heads_q, head_dim), q0, q1, q2, q3, dtype, device = read(q)
+        q_pointer, (outer, rows, heads_q, head_dim), q0, q1, q2, q3, dtype, device = read(q)
+        if not packed:
+            batch = outer
         k_pointer, (pages, page_size, heads_kv, head_dim_k), k0, k1, k2, k3, dtype_k, device_k = read(k_cache)
         v_pointer, (pages_v, page_size_v, heads_v, head_dim_v), v0, v1, v2, v3, dtype_v, device_v = read(v_cache)
         if not (pages == pages_v and page_size == page_size_v and heads_kv == heads_v and not heads_q % heads_kv
@@ -62,7 +69,8 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
         dtype_name = library.dtypes[dtype]
         kv_dtype = dtype_name if dtype_k == dtype else library.cache_dtypes[dtype_k]
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _sentence(error, q, k_cache, v_cache, page_table) from None
+        raise _sentence(error, q, k_cache, v_cache, page_table, batch if packed else None) from None
+    seqlen_q = most_queries(max_seqlen_q, rows) if packed else rows  # of a sequence, at most
     if cache_seqlens is None:
         lengths_pointer = 0
     else:
@@ -75,6 +83,8 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
         capacity = table_shape[1] * page_size
     if check:
         check_contents(library, cache_seqlens, page_table, capacity, pages, page_size)
+        if packed:
+            check_starts(library, cu_seqlens_q, rows, seqlen_q)
     k_scale, k_scales, k_scale_stride = scales(library, "k_scale", k_scale, heads_kv, device, kv_dtype)
     v_scale, v_scales, v_scale_stride = scales(library, "v_scale", v_scale, heads_kv, device, kv_dtype)
     if num_splits is not None and not (type(num_splits) is int and num_splits > 0):
@@ -83,12 +93,12 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
                                    or out is not None):
         refuse_grad(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
     # What `attention` computes, too.
-    whole = not lengths_pointer and not page_size and num_splits is None and kv_dtype == dtype_name
+    whole = not lengths_pointer and not page_size and not packed and num_splits is None and kv_dtype == dtype_name
     if whole and (seqlen_q > MAX_QUERIES or dtype_name == "fp32"):
         return attention(q, k_cache, v_cache, causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
                          alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
     if out is not None:
-        check_out(library, out, (batch, seqlen_q, heads_q, head_dim_v), dtype, device)
+        check_out(library, out, (outer, rows, heads_q, head_dim_v), dtype, device)
     if type(softcap) is not float:
         softcap = number(softcap)
     left, right = (None, 0 if causal else None) if window is NO_WINDOW else window_bounds(window, causal)
@@ -102,7 +112,7 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
             sinks = library.packed(sinks)
             sink_pointer = library.pointer(sinks)
     if not (batch and seqlen_q and capacity):
-        return _empty(library, q, (batch, seqlen_q, heads_q, head_dim_v), sinks, return_lse, out)
+        return _empty(library, q, (outer, rows, heads_q, head_dim_v), sinks, return_lse, out, packed, given)
 
     if max_seqlen_k is None:
         expected = capacity
@@ -132,27 +142,39 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
         v_cache, (v_pointer, _, v0, v1, v2, _, _, _) = _suited_cache(library, v_cache, chunk)
     target = out
     if out is None or unsuited(read(out), True):
-        target = library.empty(q, (batch, seqlen_q, heads_q, head_dim_v))
+        target = library.empty(q, (outer, rows, heads_q, head_dim_v))
         out_pointer, o2 = library.pointer(target), head_dim_v
         o1 = heads_q * o2
-        o0 = seqlen_q * o1
+        o0 = rows * o1
     else:
         out_pointer, _, o0, o1, o2, _, _, _ = read(out)
-    lse = library.empty_float32(q, (batch, heads_q, seqlen_q)) if return_lse else None
+    lse = library.empty_float32(q, (outer, heads_q, rows)) if return_lse else None
+    lse_stride = heads_q * rows
+    if packed:
+        q0 = o0 = lse_stride = 0
 
     if k_scale != 1.0:
         scale = positive_scale(scale * k_scale)[0]
-    launches = plan.sized(batch, seqlen_q, capacity, not lengths_pointer, scale, sink_dtype, num_splits or 0, page_size,
-                          (k_scale_stride, v_scale_stride), v_scale)
+    launches = plan.sized(batch, seqlen_q, capacity, not (lengths_pointer or packed), scale, sink_dtype, num_splits or 0,
+                          page_size, (k_scale_stride, v_scale_stride), v_scale)
     plan.run(launches, library, q, device, library.stream(device), arrays.is_capturing,
              (q_pointer, k_pointer, v_pointer, out_pointer, library.pointer(lse) if return_lse else 0, sink_pointer,
-              lengths_pointer, table_pointer, k_scales, v_scales),
-             (q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, table_stride))
+              lengths_pointer, starts_pointer, table_pointer, k_scales, v_scales),
+             (q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, lse_stride, rows, table_stride))
     if out is None:
         out = target
     elif target is not out:
         library.assign(out, target)
-    return (out, lse) if return_lse else out
+    return _as_given(out, lse, packed, given)
+
+
+def _as_given(out, lse, packed: bool, given):
+    """What the call returns: `given`, if there was an `out`, and packed results packed."""
+    if packed:
+        out, lse = out[0], None if lse is None else lse[0]
+    if given is not None:
+        out = given
+    return out if lse is None else (out, lse)
 
 
 def _suited_cache(library, array, chunk: int) -> tuple:
@@ -166,18 +188,18 @@ def _suited_cache(library, array, chunk: int) -> tuple:
     return array, view
 
 
-def _sentence(error: Exception, q, k_cache, v_cache, page_table) -> Exception:
+def _sentence(error: Exception, q, k_cache, v_cache, page_table, batch: int | None) -> Exception:
     """What is wrong with the arrays, or `error` if nothing is found."""
     from .cachechecks import check_arrays
 
     try:
-        check_arrays(q, k_cache, v_cache, page_table)
+        check_arrays(q, k_cache, v_cache, page_table, batch)
     except ValueError as better:
         return better
     return error
 
 
-def _empty(library, q, shape, sinks, return_lse: bool, out):
+def _empty(library, q, shape, sinks, return_lse: bool, out, packed: bool, given):
     """The result where there is no query or no room for a key: nothing to launch."""
     out = library.empty(q, shape) if out is None else out
     lse = library.empty_float32(q, (shape[0], shape[2], shape[1])) if return_lse else None
@@ -185,13 +207,13 @@ def _empty(library, q, shape, sinks, return_lse: bool, out):
         library.zero(out)
         if return_lse:
             library.fill_lse(lse, sinks)
-    return (out, lse) if return_lse else out
+    return _as_given(out, lse, packed, given)
 
 
 def _through_cupy(inputs: tuple, keywords: dict):
     """`attention_with_kvcache` on arrays that only speak DLPack, with results in their library."""
     like, out = inputs[0], keywords["out"]
-    for name in ("cache_seqlens", "page_table", "sinks", "alibi_slopes", "out"):
+    for name in ("cache_seqlens", "page_table", "cu_seqlens_q", "sinks", "alibi_slopes", "out"):
         keywords[name] = OTHER.to_cupy(keywords[name], name)
     results = attention_with_kvcache(*(OTHER.to_cupy(array, name) for array, name in zip(inputs, ("q", "k_cache", "v_cache"))),
                                      **keywords)

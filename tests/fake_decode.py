@@ -10,7 +10,6 @@ from autotune.numerics import array_dtype, from_float32, to_float32
 
 def attend(p, dtype_name, head_dim, head_dim_v, kv_name=None):
     """Computes `out` and `lse`. Tickets must be 0 and are left so; what stands in unused slots and table entries is not read."""
-    sq = p["seqlen_q"]
     kv_name = kv_name or dtype_name
 
     def row(name, first, second, head, dim):
@@ -36,6 +35,11 @@ def attend(p, dtype_name, head_dim, head_dim_v, kv_name=None):
         return number(p[f"{name}_scales"], head * p[f"{name}_scale_stride"], ctypes.c_float) if p[f"{name}_scales"] else 1.0
 
     for batch in range(p["batch"]):
+        begin, sq = 0, p["seqlen_q"]
+        if p["query_starts"]:
+            begin = number(p["query_starts"], batch)
+            sq = number(p["query_starts"], batch + 1) - begin
+            sq = sq if sq <= p["seqlen_q"] else 0  # another kernel's
         length = min(number(p["lengths"], batch), p["seqlen_k"]) if p["lengths"] else p["seqlen_k"]
         for head in range(p["heads_q"]):
             kv = head // p["group"]
@@ -44,7 +48,8 @@ def attend(p, dtype_name, head_dim, head_dim_v, kv_name=None):
             v = numbers([row("v", *at, kv, head_dim_v) for at in keys], head_dim_v) * scale("v", kv) * p["v_scale"]
             sink = -np.inf if not p["sinks"] else _sink(p, head)
             for query in range(sq):
-                q = numbers([row("q", batch, query, head, head_dim)], head_dim, dtype_name)[0]
+                at = batch, begin + query, head
+                q = numbers([row("q", *at, head_dim)], head_dim, dtype_name)[0]
                 scores = q @ k.T * p["scale_log2"] / LOG2E
                 middle, j = query + length - sq, np.arange(length)
                 scores = np.where((j >= middle - p["window_left"]) & (j <= middle + p["window_right"]), scores, -np.inf)
@@ -52,10 +57,10 @@ def attend(p, dtype_name, head_dim, head_dim_v, kv_name=None):
                 weights = np.exp(scores - (0 if np.isinf(top) else top))
                 total = weights.sum() + (0 if np.isinf(sink) else np.exp(sink - top))
                 result = weights @ v / total if total else np.zeros(head_dim_v)
-                row("out", batch, query, head, head_dim_v)[...] = from_float32(np, result.astype(np.float32), dtype_name)
+                row("out", *at, head_dim_v)[...] = from_float32(np, result.astype(np.float32), dtype_name)
                 if p["lse"]:
-                    at = p["lse"] + 4 * ((batch * p["heads_q"] + head) * sq + query)
-                    ctypes.c_float.from_address(at).value = np.log(total) + top if total else -np.inf
+                    at = batch * p["lse_batch_stride"] + head * p["lse_head_stride"] + begin + query
+                    ctypes.c_float.from_address(p["lse"] + 4 * at).value = np.log(total) + top if total else -np.inf
 
 
 def _sink(p, head):

@@ -27,7 +27,7 @@ def pieces_on_device(problem, config, lengths, num_splits):
     begin = np.zeros_like(lengths) if problem.window_left is None \
         else np.maximum(lengths - problem.seqlen_q - problem.window_left, 0)
     tiles = np.where(lengths > begin, -(-(lengths - begin // tile * tile) // tile), 0)
-    share = np.float32(tiles.sum()) * (np.float32(unsplit) / np.float32(config["pieces"]) * np.float32(1 - 1e-6))
+    share = np.float32(tiles.sum() * unsplit) * (np.float32(1) / np.float32(config["pieces"]) * np.float32(1 - 1e-6))
     share = max(warps, int(min(share, np.float32(1e9)) + np.float32(0.9999)))
     wanted = np.minimum(num_splits, tiles) if num_splits else tiles // share
     return int(np.clip(wanted, 1, 4096 // block_m).sum()) * unsplit
@@ -54,7 +54,7 @@ def test_full_sequences_are_cut_by_the_host_into_about_as_many_pieces_as_asked_f
     problem = Problem(op="decode", batch=batch, heads_q=64, heads_kv=8, seqlen_q=1, seqlen_k=length, head_dim=64)
     values = {p.name: data.draw(st.sampled_from(p.values)) for p in KERNEL.parameters if not p.derived}
     launches = KERNEL.launches(problem, KERNEL.config(problem.static, values))
-    named = dict(zip([field.name for field in DECODE_FIELDS][len(DECODE_POINTERS) + 13:], launches.scalars))
+    named = dict(zip([field.name for field in DECODE_FIELDS][len(DECODE_POINTERS) + 15:], launches.scalars))
     assert launches.grid == batch * 8 * named["num_splits"] and named["num_splits"] >= 1
     assert launches.grid <= max(values["pieces"], batch * 8)
     assert launches.combine == (batch * 8 if named["num_splits"] > 1 and not values["last_block_merges"] else 0)

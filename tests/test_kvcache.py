@@ -1,5 +1,7 @@
 """attention_with_kvcache on a GPU made of numpy: what reaches the kernel computes the right thing; what does not fit says why."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fake_arrays import Tensor, aligned, fake_gpu, qkv, random  # noqa: F401 (a fixture)
@@ -132,7 +134,7 @@ def paged(**changes):
     (dict(k_scale=1.0), "k_scale must be None: only an 8-bit cache has scales"),
     (dict(max_seqlen_k=40.0), "max_seqlen_k is 40.0; it must be an int"),
     (dict(max_seqlen_k="40"), "max_seqlen_k is '40'; it must be an int"),
-    (dict(cu_seqlens_q=Tensor(np.zeros(3, np.int32))), "mixed batches"),
+    (dict(max_seqlen_q=3), "max_seqlen_q must be None without cu_seqlens_q"),
     (dict(check=True, cache_seqlens=Tensor(np.array([5, 65], np.int32))),
      r"cache_seqlens\[1\] is 65; the cache has room for 0 to 64"),
     (dict(check=True, page_table=Tensor(np.array([[0, 99, 99, 99], [1, 2, 9, 3]], np.int32))),
@@ -140,6 +142,63 @@ def paged(**changes):
 ])
 def test_what_does_not_fit_is_one_sentence(gpu, changes, words):
     arrays, keywords = paged(**changes)
+    with pytest.raises(AttentionError, match=words):
+        autotune.attention_with_kvcache(*arrays, **keywords)
+    assert not gpu.launches
+
+
+def starts(*counts):
+    return Tensor(np.cumsum([0, *counts]).astype(np.int32))
+
+
+PACKED = [("b4-h4x2-q1-k40-d64", (1, 0, 1, 1)), ("b3-h6x2-q5-k50-d64x32-causal-page16", (2, 5, 1)),
+          ("b5-h4x1-q16-k33-d64-causal-left7-sinks-page3", (9, 0, 3, 1, 1)), ("b2-h2x2-q3-k20-d64-left4-right1-page1", (3, 3))]
+
+
+@pytest.mark.parametrize("text, counts", PACKED)
+@pytest.mark.parametrize("longest", [True, False])
+def test_packed_queries_give_what_each_sequence_gives_alone(gpu, text, counts, longest):
+    problem = Problem.parse(f"decode-bf16-{text}")
+    inputs = make_inputs(problem, "large", seed=3)
+    gpu.compute = problem.dtype, problem.head_dim, problem.head_dim_v
+    q = np.concatenate([inputs.q[b, :count] for b, count in enumerate(counts)] + [inputs.q[0, :2]])  # 2 rows that are nobody's
+    out = on_gpu(np.zeros((len(q), problem.heads_q, problem.head_dim_v), inputs.q.dtype)) if longest else None
+    got, lse = call(problem, replace(inputs, q=q), check=True, cu_seqlens_q=starts(*counts), out=out,
+                    max_seqlen_q=np.int64(max(counts)) if longest else None)
+    assert out is None or got is out
+    assert got.shape == (len(q), problem.heads_q, problem.head_dim_v) and lse.shape == (problem.heads_q, len(q))
+    layout, position = inputs.layout, 0
+    for b, count in enumerate(counts):
+        if count:
+            one = slice(b, b + 1)
+            alone, alone_lse = autotune.attention_with_kvcache(
+                on_gpu(inputs.q[one, :count]), *(Tensor(x if layout.table is not None else x[one]) for x in (inputs.k, inputs.v)),
+                cache_seqlens=Tensor(layout.device_lengths()[one]), return_lse=True, causal=problem.causal,
+                page_table=None if layout.table is None else Tensor(layout.table[one]),
+                window=(problem.window_left, problem.window_right), sinks=None if inputs.sinks is None else Tensor(inputs.sinks))
+            assert (got.array[position:position + count] == alone.array[0]).all()
+            assert (lse.array[:, position:position + count] == alone_lse.array[0]).all()
+        position += count
+
+
+@pytest.mark.parametrize("changes, words", [
+    (dict(q=random((2, 1, 4, 64))), r"q has shape \(2, 1, 4, 64\); with cu_seqlens_q it must be \(total_q, heads_q, head_dim\)"),
+    (dict(out=random((2, 1, 4, 64))), r"out has shape \(2, 1, 4, 64\); with cu_seqlens_q it must be"),
+    (dict(out=[1]), "out is a list"),
+    (dict(cu_seqlens_q=[0, 1]), "cu_seqlens_q is a list"),
+    (dict(cu_seqlens_q=Tensor(np.zeros((3, 1), np.int32))), r"cu_seqlens_q has shape \(3, 1\); it must be \(batch \+ 1,\)"),
+    (dict(cu_seqlens_q=Tensor(np.zeros(0, np.int32))), "cu_seqlens_q is empty"),
+    (dict(cu_seqlens_q=Tensor(np.zeros(3, np.int64))), "cu_seqlens_q is int64; it must be int32"),
+    (dict(cu_seqlens_q=Tensor(np.zeros(3, np.int32), 1)), "cu_seqlens_q is on device 1 and q on device 0"),
+    (dict(cu_seqlens_q=starts(1, 1, 1)), r"cache_seqlens has shape \(2,\); it must be \(3,\)"),
+    (dict(page_table=None, cache_seqlens=None), "must be the number of sequences in cu_seqlens_q, 2"),
+    (dict(max_seqlen_q=1.5), "max_seqlen_q is 1.5; it must be an int"), (dict(max_seqlen_q=-1), "max_seqlen_q is -1"),
+    (dict(check=True, cu_seqlens_q=starts(1, 3)), "goes from 0 to 4; it must begin with 0 and end with at most the 3 queries"),
+    (dict(check=True, cu_seqlens_q=starts(2, -1)), r"cu_seqlens_q\[1\] is 2 and cu_seqlens_q\[2\] is 1; a sequence has 0 to 3"),
+    (dict(check=True, max_seqlen_q=1), r"cu_seqlens_q\[1\] is 1 and cu_seqlens_q\[2\] is 3; a sequence has 0 to 1 queries"),
+])
+def test_packed_queries_that_do_not_fit_are_one_sentence(gpu, changes, words):
+    arrays, keywords = paged(**{"q": random((3, 4, 64)), "cu_seqlens_q": starts(1, 2), **changes})
     with pytest.raises(AttentionError, match=words):
         autotune.attention_with_kvcache(*arrays, **keywords)
     assert not gpu.launches
@@ -172,3 +231,9 @@ def test_nothing_to_do_launches_nothing(gpu):
     sinks = random((4,), "fp32")
     out, lse = autotune.attention_with_kvcache(*arrays, **keywords, sinks=sinks, return_lse=True)
     assert not gpu.launches and not out.array.any() and (lse.array[:, :, 0] == sinks.array).all()
+    arrays[0] = random((3, 4, 64))
+    for most in (None, 0):  # no room for a key; no queries of any sequence
+        out, lse = autotune.attention_with_kvcache(*arrays, **keywords, cu_seqlens_q=starts(1, 2), max_seqlen_q=most,
+                                                   return_lse=True)
+        assert not gpu.launches and not out.array.any() and out.shape == (3, 4, 64)
+        assert lse.shape == (4, 3) and np.isneginf(lse.array).all()

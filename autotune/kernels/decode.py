@@ -11,19 +11,20 @@ from ..problem import Problem, Static
 from .base import Field, Kernel
 from .forward import ELEMENTS, LOG2E, UNBOUNDED
 
-DECODE_POINTERS = ("q", "k", "v", "out", "lse", "sinks", "lengths", "page_table", "k_scales", "v_scales",
+DECODE_POINTERS = ("q", "k", "v", "out", "lse", "sinks", "lengths", "query_starts", "page_table", "k_scales", "v_scales",
                    "partial_o", "partial_statistics", "tickets")
 DECODE_TENSORS = ("q", "k", "v", "out")
 MAX_QUERIES = 16  # of a sequence: more are a matter for the forward kernels
 
 DECODE_FIELDS = (
-    Field("const Element*", "q", "(batch, seqlen_q, heads_q, head_dim)"),
+    Field("const Element*", "q", "(batch, seqlen_q, heads_q, head_dim), or packed, (queries, heads_q, head_dim)"),
     Field("const KvElement*", "k", "(batch, seqlen_k, heads_kv, head_dim), or (pages, page_size, heads_kv, head_dim)"),
     Field("const KvElement*", "v", "(batch, seqlen_k, heads_kv, head_dim_v), or (pages, page_size, heads_kv, head_dim_v)"),
-    Field("Element*", "out", "(batch, seqlen_q, heads_q, head_dim_v)"),
-    Field("float*", "lse", "(batch, heads_q, seqlen_q), or null"),
+    Field("Element*", "out", "(batch, seqlen_q, heads_q, head_dim_v), or packed as q is"),
+    Field("float*", "lse", "(batch, heads_q, seqlen_q), or (heads_q, queries), or null"),
     Field("const void*", "sinks", "(heads_q), or null"),
     Field("const int*", "lengths", "(batch): keys of each sequence, or null: all have seqlen_k"),
+    Field("const int*", "query_starts", "(batch + 1): where queries of a sequence begin among packed ones, or null: none are"),
     Field("const int*", "page_table", "(batch, pages of a sequence): numbers of pages; null unless paged"),
     Field("const float*", "k_scales", "of an 8-bit cache, one or (heads_kv), or null"),
     Field("const float*", "v_scales"),
@@ -32,12 +33,14 @@ DECODE_FIELDS = (
     Field("u32*", "tickets", "one for each sequence, key/value head and tile of rows, 0 between launches; null: merged later"),
     *(Field("long long", f"{tensor}_{axis}_stride", "of pages, in a paged cache" if tensor + axis == "kbatch" else "")
       for tensor in DECODE_TENSORS for axis in ("batch", "row", "head")),
+    Field("long long", "lse_batch_stride"),
+    Field("long long", "lse_head_stride"),
     Field("long long", "page_table_stride", "from one sequence to the next"),
     Field("int", "batch"),
     Field("int", "heads_q"),
     Field("int", "heads_kv"),
     Field("int", "group", "query heads per key/value head"),
-    Field("int", "seqlen_q"),
+    Field("int", "seqlen_q", "queries of a sequence, the most where query_starts tells"),
     Field("int", "seqlen_k", "the most keys that a sequence can have"),
     Field("int", "window_left"),
     Field("int", "window_right"),
@@ -48,7 +51,7 @@ DECODE_FIELDS = (
     Field("int", "page_shift"),
     Field("unsigned", "group_magic", "the same of group"),
     Field("int", "group_shift"),
-    Field("int", "num_splits", "of each sequence, as far as its length allows; 0: by its length. Never 0 without lengths"),
+    Field("int", "num_splits", "of each sequence, as far as its length allows; 0: by its length. Above 0 if nothing tells it"),
     Field("int", "pieces", "about how many blocks share the work"),
     Field("int", "k_scale_stride", "0 or 1"),
     Field("int", "v_scale_stride"),
@@ -123,7 +126,8 @@ class DecodeKernel(Kernel):
     def bind(self, problem: Problem, config: Config) -> Callable[..., Launches]:
         """A function of (batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype, num_splits, page_size, scale_strides, v_scale)
         that gives the `Launches` for problems with those sizes that are like `problem` otherwise. `uniform`: every sequence
-        has seqlen_k keys; else that many at most, and the device reads how many. 0 splits are the config's choice."""
+        has seqlen_q queries and seqlen_k keys; else that many at most, and the device reads how many. 0 splits are the
+        config's choice."""
         heads_q, heads_kv, group = problem.heads_q, problem.heads_kv, problem.group
         block_rows, tile, least = self.block_rows(config), self.tile_keys(config), self.least_tiles(config)
         most_splits, pieces, combines = 4096 // block_rows, config["pieces"], not config["last_block_merges"]

@@ -29,14 +29,14 @@ struct Workspace {
 
 // Writes 8 columns of a finished row, sink included.
 DEVICE void finish(const Params& p, const Rows& rows, int row, int column, const Partial& whole) {
-    const int head = rows.head(p, row), query = rows.query(p, row);
+    const int head = rows.head(p, row), query = rows.first_query + rows.query(p, row);
     const RowEnd end = finish_row(whole.maximum, whole.sum, sink_logit_log2(p.sinks, p.sink_dtype, head));
     const float factor = end.factor * output_scale(p, rows.head_kv);
     Chunk chunk;
 #pragma unroll
     for (int i = 0; i < 4; ++i) chunk.word[i] = pack2<Element>(whole.o[2 * i] * factor, whole.o[2 * i + 1] * factor);
     store_global_16(p.out + rows.batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + column, chunk);
-    if (p.lse && column == 0) p.lse[(i64(rows.batch) * p.heads_q + head) * p.seqlen_q + query] = end.lse;
+    if (p.lse && column == 0) p.lse[rows.batch * p.lse_batch_stride + head * p.lse_head_stride + query] = end.lse;
 }
 
 // Merges the splits of `rows`, with all THREADS threads of the block. Shared memory from `smem` on takes MAX_SPLITS * BLOCK_M
@@ -44,7 +44,7 @@ DEVICE void finish(const Params& p, const Rows& rows, int row, int column, const
 template <int THREADS> DEVICE void merge_splits(const Params& p, const Rows& rows, const Cut& cut, u32 smem) {
     const Workspace workspace(p);
     const SharedArray<float> statistics{smem};
-    const int stride = unsplit_pieces(p), first = cut.first_piece + rows.unsplit;  // slots of the splits
+    const int stride = unsplit_pieces(p, cut.queries.count), first = cut.first_piece + rows.unsplit;  // slots of the splits
 #pragma unroll 1
     for (int i = thread_id(); i < cut.splits * rows.count; i += THREADS) {
         const int split = quotient(i, rows.count), row = i - split * rows.count;

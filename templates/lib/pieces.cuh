@@ -5,6 +5,9 @@
 // nearly equal size, about p.pieces over all sequences and heads, in proportion to their lengths. Neighbouring blocks
 // work on neighbouring heads of the same keys, because a cache keeps heads side by side. A piece's number is also its slot
 // in the workspace.
+//
+// Where p.query_starts says how many queries each sequence has, they stand packed, one sequence after the other. A sequence
+// without queries has no pieces, and neither has one of more than p.seqlen_q: that is another kernel's.
 constexpr int MAX_SPLITS = 4096 / BLOCK_M;
 
 // n / d for n >= 0 and d > 0 with a quotient below 2^22: a third of the instructions of a division.
@@ -15,9 +18,13 @@ DEVICE int quotient(int n, int d) {
 // n / d for 0 <= n < 2^31, given 2^(31 + shift) / d rounded up.
 DEVICE int divide(int n, u32 magic, int shift) { return int(u64(u32(n)) * magic >> (31 + shift)); }
 
+struct Queries { int begin, count; };  // of a sequence: the first one's row among those that are packed, and how many
+
 // The sequence of a piece, and how it is cut.
 struct Cut {
-    int batch, length, splits;
+    int batch, length;
+    Queries queries;
+    int splits;
     int first_piece;  // of the sequence
 };
 
@@ -27,12 +34,17 @@ template <typename T> DEVICE T total_in_warp(T x) {
     return x;
 }
 
-DEVICE int row_tiles(const Params& p) { return ceil_div(p.group * p.seqlen_q, BLOCK_M); }
-// Pieces of a sequence that is not split.
-DEVICE int unsplit_pieces(const Params& p) { return p.heads_kv * row_tiles(p); }
+DEVICE int row_tiles(const Params& p, int queries) { return ceil_div(p.group * queries, BLOCK_M); }
+// Pieces of a sequence of so many queries that is not split.
+DEVICE int unsplit_pieces(const Params& p, int queries) { return p.heads_kv * row_tiles(p, queries); }
 
 DEVICE int length_of(const Params& p, int batch) {
     return p.lengths ? max_of(min_of(p.lengths[batch], p.seqlen_k), 0) : p.seqlen_k;
+}
+DEVICE Queries queries_of(const Params& p, int batch) {
+    if (!p.query_starts) return {0, p.seqlen_q};
+    const int begin = p.query_starts[batch], count = p.query_starts[batch + 1] - begin;
+    return {begin, count > p.seqlen_q ? 0 : max_of(count, 0)};
 }
 // The tiles of a sequence's keys that some query sees, first to last. They begin at multiples of BLOCK_N, so that none lies
 // across the border of two pages unless pages are smaller than tiles.
@@ -41,22 +53,22 @@ struct Tiles {
     int origin, count;          // the first tile's first key
     int left_edge, right_edge;  // tiles before left_edge hold keys that a query is past, tiles from right_edge on keys to come
 
-    DEVICE Tiles(const Params& p, const Mask& mask) : key_begin(mask.key_begin(0)) {
-        key_end = max_of(mask.key_end(p.seqlen_q), key_begin);
+    DEVICE Tiles(const Mask& mask, int queries) : key_begin(mask.key_begin(0)) {
+        key_end = max_of(mask.key_end(queries), key_begin);
         origin = key_begin / BLOCK_N * BLOCK_N;
         count = key_end > key_begin ? ceil_div(key_end - origin, BLOCK_N) : 0;
-        left_edge = ceil_div(max_of(mask.shared_begin(p.seqlen_q) - origin, 0), BLOCK_N);
+        left_edge = ceil_div(max_of(mask.shared_begin(queries) - origin, 0), BLOCK_N);
         right_edge = max_of(mask.shared_end(0) - origin, 0) / BLOCK_N;
     }
     DEVICE bool needs_mask(int tile) const { return tile < left_edge || tile >= right_edge; }
     DEVICE int first_key(int tile) const { return origin + tile * BLOCK_N; }
     DEVICE bool has_key(int key) const { return key_begin <= key && key < key_end; }
 };
-DEVICE int tile_count(const Params& p, int length) { return Tiles(p, Mask(p, p.seqlen_q, length)).count; }
-// Tiles of a piece: those of all sequences dealt out to p.pieces, but at least one for each warp. Rounding here moves cuts,
-// never the result.
-DEVICE int tile_share(const Params& p, i64 tiles) {
-    const float share = float(tiles) * (float(unsplit_pieces(p)) * reciprocal_approx(float(p.pieces)) * (1 - 1e-6f));
+DEVICE int tile_count(const Params& p, int queries, int length) { return Tiles(Mask(p, queries, length), queries).count; }
+// Tiles of a piece: `work`, those of all sequences, heads and tiles of rows, dealt out to p.pieces, but at least one for each
+// warp. Rounding here moves cuts, never the result.
+DEVICE int tile_share(const Params& p, i64 work) {
+    const float share = float(work) * (reciprocal_approx(float(p.pieces)) * (1 - 1e-6f));
     return max_of(NUM_WARPS, int(min_of(share, 1e9f) + 0.9999f));
 }
 DEVICE int split_count(const Params& p, int tiles, int share) {
@@ -67,17 +79,20 @@ DEVICE int split_count(const Params& p, int tiles, int share) {
 // The first sequence for which passed(batch, pieces of all sequences up to and with it) holds; batch is p.batch if there is
 // none. All lanes of a warp call it.
 template <typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
-    const int unsplit = unsplit_pieces(p);
-    i64 tiles = 0;
+    i64 work = 0;
 #pragma unroll 1
-    for (int batch = lane_id(); batch < p.batch; batch += WARP_SIZE) tiles += tile_count(p, length_of(p, batch));
-    const int share = tile_share(p, total_in_warp(tiles));
+    for (int batch = lane_id(); batch < p.batch; batch += WARP_SIZE) {
+        const int queries = queries_of(p, batch).count;
+        work += i64(tile_count(p, queries, length_of(p, batch))) * unsplit_pieces(p, queries);
+    }
+    const int share = tile_share(p, total_in_warp(work));
     int before = 0;
 #pragma unroll 1
     for (int batch = lane_id(); batch - lane_id() < p.batch; batch += WARP_SIZE) {
         const int length = batch < p.batch ? length_of(p, batch) : 0;
-        const int splits = split_count(p, tile_count(p, length), share);
-        const int pieces = batch < p.batch ? splits * unsplit : 0;
+        const Queries queries = batch < p.batch ? queries_of(p, batch) : Queries{0, 0};
+        const int splits = split_count(p, tile_count(p, queries.count, length), share);
+        const int pieces = splits * unsplit_pieces(p, queries.count);
         int through = before + pieces;
 #pragma unroll
         for (int distance = 1; distance < WARP_SIZE; distance *= 2) {
@@ -86,40 +101,45 @@ template <typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
         }
         const int lane = total_in_warp(int(!passed(batch, through)));  // it holds from one lane on
         if (lane < WARP_SIZE)
-            return {shuffle(batch, lane), shuffle(length, lane), shuffle(splits, lane), shuffle(through - pieces, lane)};
+            return {shuffle(batch, lane), shuffle(length, lane), {shuffle(queries.begin, lane), shuffle(queries.count, lane)},
+                    shuffle(splits, lane), shuffle(through - pieces, lane)};
         before = shuffle(through, WARP_SIZE - 1);
     }
-    return {p.batch, 0, 1, before};
+    return {p.batch, 0, {0, 0}, 1, before};
 }
 
-// The cut of a piece, or of a sequence. Where all have p.seqlen_k keys the host has counted the splits.
+// The cut of a piece, or of a sequence. Where all have p.seqlen_k keys and p.seqlen_q queries the host has counted the splits.
+DEVICE bool uniform(const Params& p) { return !p.lengths && !p.query_starts; }
 DEVICE Cut uniform_cut(const Params& p, int batch) {
-    return {min_of(batch, p.batch), p.seqlen_k, p.num_splits, batch * p.num_splits * unsplit_pieces(p)};
+    return {min_of(batch, p.batch), p.seqlen_k, {0, p.seqlen_q}, p.num_splits,
+            batch * p.num_splits * unsplit_pieces(p, p.seqlen_q)};
 }
 DEVICE Cut cut_of_piece(const Params& p, int piece) {
-    return p.lengths ? find_cut(p, [&](int, int through) { return piece < through; })
-                     : uniform_cut(p, quotient(piece, p.num_splits * unsplit_pieces(p)));
+    return uniform(p) ? uniform_cut(p, quotient(piece, p.num_splits * unsplit_pieces(p, p.seqlen_q)))
+                      : find_cut(p, [&](int, int through) { return piece < through; });
 }
 DEVICE Cut cut_of_batch(const Params& p, int wanted) {
-    return p.lengths ? find_cut(p, [&](int batch, int) { return batch >= wanted; }) : uniform_cut(p, wanted);
+    return uniform(p) ? uniform_cut(p, wanted) : find_cut(p, [&](int batch, int) { return batch >= wanted; });
 }
 
 // The packed rows that share K and V: those of one sequence, key/value head and tile of rows.
 struct Rows {
     int batch, head_kv;
     int begin, count;  // packed rows
+    int first_query;   // of the sequence, where queries of all sequences are packed
     int unsplit;       // number of (head, row tile) within the sequence
 
-    DEVICE Rows(const Params& p, int sequence, int number) : batch(sequence), unsplit(number) {
-        const int tiles = row_tiles(p);
+    DEVICE Rows(const Params& p, const Cut& cut, int number)
+        : batch(cut.batch), first_query(cut.queries.begin), unsplit(number) {
+        const int tiles = row_tiles(p, cut.queries.count);
         head_kv = quotient(number, tiles);
         begin = (number - head_kv * tiles) * BLOCK_M;
-        count = min_of(BLOCK_M, p.group * p.seqlen_q - begin);
+        count = min_of(BLOCK_M, p.group * cut.queries.count - begin);
     }
     DEVICE int query(const Params& p, int row) const { return divide(begin + row, p.group_magic, p.group_shift); }
     // Query `row`.
     DEVICE const Element* pointer(const Params& p, int row) const {
-        return p.q + batch * p.q_batch_stride + head(p, row) * p.q_head_stride + query(p, row) * p.q_row_stride;
+        return p.q + batch * p.q_batch_stride + head(p, row) * p.q_head_stride + (first_query + query(p, row)) * p.q_row_stride;
     }
     DEVICE int head(const Params& p, int row) const { return head_kv * p.group + begin + row - query(p, row) * p.group; }
 };
@@ -132,9 +152,10 @@ struct Piece {
     int tile_begin, tile_end;  // counted from the sequence's first tile
 
     DEVICE Piece(const Params& p, const Cut& sequence, int within)
-        : cut(sequence), split(quotient(within, unsplit_pieces(p))),
-          rows(p, sequence.batch, within - split * unsplit_pieces(p)) {
-        const int tiles = tile_count(p, cut.length), each = quotient(tiles, cut.splits), longer = tiles - each * cut.splits;
+        : cut(sequence), split(quotient(within, unsplit_pieces(p, sequence.queries.count))),
+          rows(p, sequence, within - split * unsplit_pieces(p, sequence.queries.count)) {
+        const int tiles = tile_count(p, cut.queries.count, cut.length), each = quotient(tiles, cut.splits);
+        const int longer = tiles - each * cut.splits;  // this many splits have a tile more
         tile_begin = split * each + min_of(split, longer);
         tile_end = tile_begin + each + int(split < longer);
     }
