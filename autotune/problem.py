@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Iterable
 
+from . import sequences
+from .sequences import bucket_batch, bucket_length
+
 OPS = ("forward", "decode")
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1}
 DTYPES = ("bf16", "fp16", "fp32")  # of queries and outputs; keys and values in a cache may also be e4m3
@@ -44,6 +47,11 @@ class Static:
     @property
     def element_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def packed(self) -> bool:
+        """Whether queries of all sequences follow each other in one array, with lengths that stand on the device."""
+        return self.op == "forward" and self.kv != "dense"
 
     @cached_property
     def text(self) -> str:
@@ -112,6 +120,11 @@ class Problem:
         """Query heads per key/value head."""
         return self.heads_q // self.heads_kv
 
+    @property
+    def packed(self) -> bool:
+        """Whether queries of all sequences follow each other in one array: seqlen_q and seqlen_k are then the largest lengths."""
+        return self.static.packed
+
     @cached_property
     def static(self) -> Static:
         return Static(self.op, self.dtype, self.kv_dtype, self.out_dtype, self.head_dim, self.head_dim_v, self.mask,
@@ -175,57 +188,39 @@ class Problem:
         return replace(self, batch=sizes[0], seqlen_q=sizes[1], seqlen_k=sizes[2])
 
     @cached_property
+    def sequences(self) -> tuple[tuple[int, int], ...]:
+        """(queries, keys) of sequences that stand for all of them: one where all are alike; where they are packed, and the
+        lengths here are the largest ones, such that are spread as is usual."""
+        if self.packed:
+            return sequences.typical(self.batch, self.seqlen_q, self.seqlen_k)
+        return ((self.seqlen_q, self.seqlen_k),)
+
+    @cached_property
     def visible_pairs(self) -> int:
-        """(query, key) pairs that the mask lets through, per batch entry and head."""
-        offset = self.seqlen_k - self.seqlen_q
-        right = _prefix_clamped(self.seqlen_q, self.seqlen_k, offset + 1 + self.window_right) \
-            if self.window_right is not None else self.seqlen_q * self.seqlen_k
-        left = _prefix_clamped(self.seqlen_q, self.seqlen_k, offset - self.window_left) \
-            if self.window_left is not None else 0
-        return right - left
+        """(query, key) pairs that the mask lets through, per head, in a sequence of seqlen_q queries and seqlen_k keys."""
+        return sequences.visible_pairs(self.seqlen_q, self.seqlen_k, self.window_left, self.window_right)
 
     @property
     def flops(self) -> int:
         """Multiply-adds of the two matrix products count 2; masked pairs count 0. The field's usual convention."""
-        return 2 * self.batch * self.heads_q * self.visible_pairs * (self.head_dim + self.head_dim_v)
+        return self.flops_of(self.sequences) * self.batch // max(len(self.sequences), 1)
+
+    def flops_of(self, lengths: Iterable[tuple[int, int]]) -> int:
+        """The same for sequences of these (queries, keys)."""
+        pairs = (sequences.visible_pairs(*each, self.window_left, self.window_right) for each in lengths)
+        return 2 * self.heads_q * sum(pairs) * (self.head_dim + self.head_dim_v)
 
     @property
     def compulsory_bytes(self) -> int:
         """Bytes that any kernel must move: q, k, v read once, out written once."""
-        q = self.batch * self.seqlen_q * self.heads_q * self.head_dim * DTYPE_BYTES[self.dtype]
-        out = self.batch * self.seqlen_q * self.heads_q * self.head_dim_v * DTYPE_BYTES[self.out_dtype]
-        kv = self.batch * self.visible_keys * self.heads_kv * (self.head_dim + self.head_dim_v) * DTYPE_BYTES[self.kv_dtype]
-        return q + kv + out
+        return self.bytes_of(self.sequences) * self.batch // max(len(self.sequences), 1)
 
-    @property
-    def visible_keys(self) -> int:
-        """Keys that at least one query sees."""
-        if self.seqlen_q == 0:
-            return 0
-        begin = 0 if self.window_left is None else max(0, self.seqlen_k - self.seqlen_q - self.window_left)
-        end = self.seqlen_k if self.window_right is None else min(self.seqlen_k, self.seqlen_k + self.window_right)
-        return max(0, end - begin)
-
-
-def bucket_length(length: int) -> int:
-    """`length` rounded up to one of 8 steps an octave: 8192 -> 8192, 8193 -> 9216. Lengths to 16 stand for themselves."""
-    if length <= 16:
-        return length
-    shift = (length - 1).bit_length() - 4
-    return ((length - 1 >> shift) + 1) << shift
-
-
-def bucket_batch(batch: int) -> int:
-    """`batch` rounded up to a power of two."""
-    return 1 << (batch - 1).bit_length() if batch > 1 else batch
-
-
-def _prefix_clamped(rows: int, limit: int, start: int) -> int:
-    """sum over i in [0, rows) of clamp(start + i, 0, limit), in closed form."""
-    low = min(max(0, -start), rows)  # rows before this one contribute 0
-    high = min(max(low, limit - start), rows)  # rows from this one on contribute `limit`
-    ramp = high - low
-    return ramp * (start + low) + ramp * (ramp - 1) // 2 + (rows - high) * limit
+    def bytes_of(self, lengths: Iterable[tuple[int, int]]) -> int:
+        """The same for sequences of these (queries, keys)."""
+        query = self.heads_q * (self.head_dim * DTYPE_BYTES[self.dtype] + self.head_dim_v * DTYPE_BYTES[self.out_dtype])
+        key = self.heads_kv * (self.head_dim + self.head_dim_v) * DTYPE_BYTES[self.kv_dtype]
+        return sum(queries * query + key * sequences.visible_keys(queries, keys, self.window_left, self.window_right)
+                   for queries, keys in lengths)
 
 
 def _head_dim_token(head_dim: int, head_dim_v: int) -> str:
