@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -12,11 +13,12 @@ from .problem import Problem, ProblemError
 
 CATALOGUE = Path(__file__).with_name("models.yaml")
 
-# (batch, keys) of the decode problems of every model: one user and many, short and long.
-DECODE_SIZES = ((1, 4096), (1, 65536), (8, 8192), (64, 4096))
+# The decode steps of a layer of which models.yaml says nothing: one user and many, short and long.
+DECODE_STEPS = ("b1-k4096", "b1-k65536", "b8-k8192", "b64-k4096", "b32-k8192-page16")
+_STEP = re.compile(r"b(\d+)(?:-q(\d+))?-k(\d+)(?:-page(\d+))?(?:-kv([a-z]\w+))?", re.ASCII)
 
 _MODEL_FIELDS = {"title", "source", "layers", "dtype", "heads_q", "heads_kv", "head_dim", "attention"}
-_LAYER_FIELDS = {"layers", "prefill", "left", "sinks", "softcap", "alibi"}
+_LAYER_FIELDS = {"layers", "prefill", "decode", "left", "sinks", "softcap", "alibi"}
 
 
 class ModelError(ValueError):
@@ -25,12 +27,14 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True)
 class AttentionLayers:
-    """One kind of attention layer of a model: how many layers are of it, its window, and its problem at each prompt length."""
+    """One kind of attention layer of a model: how many layers are of it, its window, its problem at each prompt length and at
+    each decode step: none where keys and values have different head dims, as such models decode over compressed keys."""
 
     name: str
     layers: int
     problems: tuple[Problem, ...]
-    left: int | None = None
+    left: int | None
+    decode: tuple[Problem, ...]
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,8 @@ class Model:
 
     @property
     def decode_problems(self) -> tuple[Problem, ...]:
-        """One new query for each sequence, at the `DECODE_SIZES`. None where keys and values have different head dims: such
-        models decode over compressed keys, which are another problem."""
-        return tuple(dict.fromkeys(
-            replace(problem, op="decode", batch=batch, seqlen_q=1, seqlen_k=keys, window_left=kind.left).simplified()
-            for kind in self.attention for problem in kind.problems[:1] if problem.head_dim == problem.head_dim_v
-            for batch, keys in DECODE_SIZES))
+        """What to tune for this model's new tokens, over caches of several kinds."""
+        return tuple(dict.fromkeys(problem for kind in self.attention for problem in kind.decode))
 
 
 @lru_cache(maxsize=1)
@@ -92,21 +92,42 @@ def read_model(name: str, entry: Mapping, where: str = CATALOGUE.name) -> Model:
         _require_fields(f"{where}: {name}: {kind}", layer, {"layers", "prefill"}, _LAYER_FIELDS)
         try:
             problems = tuple(_problem(entry, layer, length) for length in layer["prefill"])
+            decode = tuple(_decode_problem(entry, layer, step) for step in layer.get("decode", DECODE_STEPS))
         except ProblemError as error:
             raise ModelError(f"{where}: {name}: {kind}: {error}") from None
-        attention.append(AttentionLayers(kind, layer["layers"], problems, layer.get("left")))
+        attention.append(AttentionLayers(kind, layer["layers"], problems, layer.get("left"),
+                                         decode if _plain_values(entry) else ()))
     if sum(kind.layers for kind in attention) != entry["layers"]:
         raise ModelError(f"{where}: {name}: its kinds of attention have {sum(k.layers for k in attention)} layers "
                          f"together, but layers says {entry['layers']}")
     return Model(name, entry["title"], entry["source"], entry["layers"], tuple(attention))
 
 
+def _plain_values(entry: Mapping) -> bool:
+    """Whether a cache holds keys and values of one head dim, and not something from which both are made."""
+    return entry.get("head_dim_v", entry["head_dim"]) == entry["head_dim"]
+
+
 def _problem(entry: Mapping, layer: Mapping, length: int) -> Problem:
     """A prompt of `length` tokens: as many keys as queries, causal."""
-    return Problem(dtype=entry["dtype"], batch=1, heads_q=entry["heads_q"], heads_kv=entry["heads_kv"], seqlen_q=length,
-                   seqlen_k=length, head_dim=entry["head_dim"], head_dim_v=entry.get("head_dim_v", 0),
-                   window_left=layer.get("left"), window_right=0, softcap=float(layer.get("softcap", 0)),
-                   alibi=layer.get("alibi", False), sinks=layer.get("sinks", False)).simplified()
+    return _of_layer(entry, layer, batch=1, seqlen_q=length, seqlen_k=length)
+
+
+def _decode_problem(entry: Mapping, layer: Mapping, step: str) -> Problem:
+    """Some new tokens of each sequence, one if `step` does not say how many, as in ``b32-q4-k8192-page16-kve4m3``."""
+    match = _STEP.fullmatch(step) if isinstance(step, str) else None
+    if not match:
+        raise ProblemError(f"decode step {step!r} is not bBATCH[-qQUERIES]-kKEYS[-pageSIZE][-kvDTYPE], such as b32-k8192-page16")
+    batch, queries, keys, page_size = (int(number or 0) for number in match.groups()[:4])
+    return _of_layer(entry, layer, op="decode", batch=batch, seqlen_q=queries or 1, seqlen_k=keys, page_size=page_size,
+                     kv="paged" if page_size else "dense", kv_dtype=match[5] or "")
+
+
+def _of_layer(entry: Mapping, layer: Mapping, **sizes) -> Problem:
+    return Problem(dtype=entry["dtype"], heads_q=entry["heads_q"], heads_kv=entry["heads_kv"], head_dim=entry["head_dim"],
+                   head_dim_v=entry.get("head_dim_v", 0), window_left=layer.get("left"), window_right=0,
+                   softcap=float(layer.get("softcap", 0)), alibi=layer.get("alibi", False), sinks=layer.get("sinks", False),
+                   **sizes).simplified()
 
 
 def _require_fields(where: str, entry: object, needed: set[str], allowed: set[str]) -> None:

@@ -139,6 +139,7 @@ def test_no_gpu_where_one_is_needed(capsys, homes, no_gpu, command):
     (("bench", LLAMA, "--against", "cublas"), "known are sdpa-flash, sdpa-cudnn, fa3, fa4"),
     (("bench", LLAMA, "--decode"), "--decode needs a model"),
     (("bench", "--model", "deepseek-v3", "--decode"), "compressed keys"),
+    (("tune", "--model", "deepseek-v3", "--decode"), "compressed keys"),
     (("bench", LLAMA, "--out", "/nowhere/result.yaml"), "the folder /nowhere does not exist"),
     (("bench", LLAMA, "--plot", "result.txt"), "its name must end in .png, .svg, .pdf"),
     (("verify", "--workload", "/nowhere.yaml"), "/nowhere.yaml cannot be read"),

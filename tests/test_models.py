@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from autotune.gpu import by_name as gpu_by_name
+from autotune.lookup import RADIUS, distance
 from autotune.models import ModelError, by_name, catalogue, problems_of_model, read_model
 from autotune.problem import Problem
 
+GPU = gpu_by_name("nvidia-h200")
 ENTRY = {"title": "T", "source": "s", "layers": 4, "dtype": "bf16", "heads_q": 8, "heads_kv": 2, "head_dim": 64,
          "attention": {"causal": {"layers": 3, "prefill": [128]}, "sliding": {"layers": 1, "left": 31, "prefill": [128, 256]}}}
 
@@ -50,11 +55,26 @@ def test_published_shapes(name, layers, texts):
     assert set(texts) <= {p.text for p in model.problems}
 
 
-def test_decode_is_one_query_for_each_sequence():
-    assert [p.text for p in by_name("llama-3-8b").decode_problems] == [
-        f"decode-bf16-b{b}-h32x8-q1-k{n}-d128" for b, n in ((1, 4096), (1, 65536), (8, 8192), (64, 4096))]
-    assert {p.window_left for p in by_name("gpt-oss-20b").decode_problems} == {127, None}
+def test_decode_steps_are_new_tokens_over_caches_of_several_kinds():
+    llama = [p.text for p in by_name("llama-3-8b").decode_problems]
+    assert llama[:2] == ["decode-bf16-b1-h32x8-q1-k4096-d128", "decode-bf16-b32-h32x8-q1-k8192-d128-page16"]
+    assert {"decode-bf16-b32-h32x8-q4-k8192-d128-causal-page16", "decode-bf16-b32-h32x8-q1-k8192-d128-kve4m3"} <= set(llama)
+    assert {(p.window_left, p.sinks) for p in by_name("gpt-oss-20b").decode_problems} == {(127, True), (None, True)}
     assert by_name("deepseek-v3").decode_problems == ()  # its decode is over compressed keys
+    assert [p.text for p in read_model("m", ENTRY).decode_problems][-2:] == [
+        "decode-bf16-b64-h8x2-q1-k4096-d64-causal-left31", "decode-bf16-b32-h8x2-q1-k8192-d64-causal-left31-page16"]
+
+
+def test_few_decode_steps_are_tuned_and_every_size_is_near_one():
+    tuned = {p for model in catalogue().values() for p in model.decode_problems}
+    assert len(tuned) <= 100 and all(Problem.parse(p.text) == p == p.simplified() for p in tuned)
+    sizes = [(2**i, 2**j) for i in range(9) for j in range(10, 18)]  # batch 1 to 256, 1k to 128k
+    for first in [p for p in tuned if (p.batch, p.kv, p.seqlen_q, p.kv_dtype) == (1, "dense", 1, "bf16")]:
+        for kind in (first, replace(first, kv="paged", page_size=16)):
+            alike = [p for p in tuned if p.static == kind.static]
+            for problem in (replace(kind, batch=batch, seqlen_k=keys) for batch, keys in sizes):
+                if problem.compulsory_bytes <= 40e9:
+                    assert min(distance(problem, p, GPU.sms) for p in alike) <= RADIUS, problem
 
 
 def test_read_model_takes_each_kind_at_each_length():
@@ -70,6 +90,8 @@ def test_read_model_takes_each_kind_at_each_length():
     ({"colour": "red"}, "colour"),
     ({"attention": {"causal": {"layers": 4, "prefil": [128]}}}, "prefil"),
     ({"attention": {"causal": None}}, "must be a mapping"),
+    ({"attention": {"causal": {"layers": 4, "prefill": [128], "decode": ["b1"]}}}, "m: causal: decode step 'b1' is not bBATCH"),
+    ({"attention": {"causal": {"layers": 4, "prefill": [128], "decode": ["b1-k64-kvint8"]}}}, "kv_dtype is 'int8'"),
 ])
 def test_a_wrong_entry_is_named(change, words):
     with pytest.raises(ModelError, match=words):

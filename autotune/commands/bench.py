@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import UsageError, add_problems, needed_gpu, problems_of, workload_of
+from .common import UsageError, add_decode, add_problems, needed_gpu, problems_of, workload_of
 
 SUMMARY = "time problems, beside other libraries"
 PLOT_FORMATS = (".png", ".svg", ".pdf")
@@ -18,8 +18,7 @@ PLOT_FORMATS = (".png", ".svg", ".pdf")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problems(parser)
-    parser.add_argument("--decode", action="store_true", help="with a model: one new token for each sequence, at several batch "
-                        "sizes and lengths, instead of prompts")
+    add_decode(parser)
     parser.add_argument("--against", metavar="PEER[,PEER]", help="these of sdpa-flash, sdpa-cudnn, fa3, fa4; or none")
     parser.add_argument("--out", metavar="FILE", type=Path, help="also write the result to this YAML file, such as "
                         "benchmarks/results/forward-h200.yaml")

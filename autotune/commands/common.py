@@ -9,6 +9,7 @@ from pathlib import Path
 from ..gpu import Gpu, GpuError, by_name, detect
 from ..problem import EXAMPLE, Problem
 
+EVERY_MODEL = "all"
 STAND_IN = "nvidia-h200"  # the catalogue's GPU that commands take where there is none: its records are the ones that ship
 
 
@@ -28,11 +29,16 @@ def add_problems(parser: argparse.ArgumentParser) -> None:
 
 def add_lists(parser) -> None:
     """--model, --model-config and --workload."""
-    parser.add_argument("--model", metavar="NAME", help="every problem of a model, such as llama-3-8b")
+    parser.add_argument("--model", metavar="NAME", help="every problem of a model, such as llama-3-8b, or of all models: all")
     parser.add_argument("--model-config", metavar="PATH", type=Path,
                         help="every problem of the model whose Hugging Face config.json this is")
     parser.add_argument("--workload", metavar="FILE", type=Path, help="every problem of a YAML file, such as "
                         "benchmarks/forward-h200.yaml")
+
+
+def add_decode(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--decode", action="store_true", help="with a model: its decode steps, new tokens over dense, paged and "
+                        "8-bit caches at several batch sizes and lengths, instead of prompts")
 
 
 def add_gpu(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +56,7 @@ def problems_of(args: argparse.Namespace, decode: bool = False) -> list[Problem]
         if decode and not models:
             raise UsageError("--decode needs a model, such as --model llama-3-8b")
         problems += [problem for model in models for problem in (model.decode_problems if decode else model.problems)]
-        if not problems:
+        if decode and not any(model.decode_problems for model in models):
             raise UsageError(f"--decode: {models[0].title} decodes over compressed keys, which no kernel here computes")
     if workload := workload_of(args):
         problems += workload.problems
@@ -72,9 +78,9 @@ def _models(args: argparse.Namespace) -> list:
     """The models that --model and --model-config name. Says on stderr which of their layers are left out."""
     models = []
     if args.model:
-        from ..models import by_name as model_by_name
+        from ..models import by_name as model_by_name, catalogue
 
-        models.append(model_by_name(args.model))
+        models += catalogue().values() if args.model == EVERY_MODEL else [model_by_name(args.model)]
     if args.model_config:
         from ..hfconfig import read_config
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..gpu import Gpu
 from ..problem import EXAMPLE
 from ..tables import microseconds, table, tflops
-from .common import UsageError, add_gpu, add_lists, gpu_or_stand_in, problems_of
+from .common import UsageError, add_decode, add_gpu, add_lists, gpu_or_stand_in, problems_of
 
 SUMMARY = "find and record the best configuration of problems or of a whole model"
 EFFORTS = ("quick", "full")
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_lists(what)
     what.add_argument("--problem", metavar="TEXT", action="append",
                       help=f"one problem, such as {EXAMPLE}; may stand several times")
+    add_decode(parser)
     add_gpu(parser)
     parser.add_argument("--effort", choices=EFFORTS, default="quick",
                         help="quick: at most a minute for each problem; full: up to a quarter of an hour")
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    problems = list(dict.fromkeys(problem.simplified() for problem in problems_of(args)))
+    problems = list(dict.fromkeys(problem.simplified() for problem in problems_of(args, args.decode)))
     gpu, at_hand = gpu_or_stand_in(args.gpu)
     from .. import database, tuner
 
