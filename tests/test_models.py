@@ -62,7 +62,7 @@ def test_decode_steps_are_new_tokens_over_caches_of_several_kinds():
     assert {(p.window_left, p.sinks) for p in by_name("gpt-oss-20b").decode_problems} == {(127, True), (None, True)}
     assert by_name("deepseek-v3").decode_problems == ()  # its decode is over compressed keys
     assert [p.text for p in read_model("m", ENTRY).decode_problems][-2:] == [
-        "decode-bf16-b64-h8x2-q1-k4096-d64-causal-left31", "decode-bf16-b32-h8x2-q1-k8192-d64-causal-left31-page16"]
+        "decode-bf16-b64-h8x2-q1-k4096-d64-left31", "decode-bf16-b32-h8x2-q1-k8192-d64-left31-page16"]
 
 
 def test_few_decode_steps_are_tuned_and_every_size_is_near_one():
