@@ -59,7 +59,7 @@ def describe(q, k, v, causal, window, softcap, sinks, alibi_slopes, out=None) ->
     if sinks is not None:
         check_sinks(library, sinks, heads_q, device)
     if alibi_slopes is not None:
-        _check_vector(library, "alibi_slopes", alibi_slopes, ((heads_q,), (batch, heads_q)), device)
+        check_slopes(library, alibi_slopes, batch, heads_q, device)
     if out is not None:
         check_out(library, out, (batch, seqlen_q, heads_q, head_dim_v), dtype, device)
     problem = Problem(dtype=library.dtypes[dtype], batch=batch, heads_q=heads_q, heads_kv=heads_kv, seqlen_q=seqlen_q,
@@ -125,9 +125,25 @@ def integer(name: str, value) -> int:
 def check_sinks(library, sinks, heads_q: int, device: int) -> tuple[int, int, int]:
     """(pointer, stride, dtype code) of the sink logits. Raises `AttentionError` unless they are (heads_q,) of a float dtype."""
     pointer, _, strides, dtype, _ = _check_vector(library, "sinks", sinks, ((heads_q,),), device)
-    if dtype not in library.sink_dtypes:
-        raise AttentionError(f"sinks is {dtype}; allowed are {', '.join(map(str, library.sink_dtypes))}")
     return pointer, strides[0], library.sink_dtypes[dtype]
+
+
+def check_slopes(library, slopes, batch: int, heads_q: int, device: int) -> tuple[int, int, bool]:
+    """(pointer, batch stride, whether kernels can read them in place) of the ALiBi slopes. Raises `AttentionError` unless they
+    are (heads_q,) or (batch, heads_q) of a float dtype."""
+    shapes = (heads_q,), (batch, heads_q)
+    pointer, shape, strides, dtype, _ = _check_vector(library, "alibi_slopes", slopes, shapes, device)
+    in_place = dtype == library.float32 and (strides[-1] == 1 or heads_q == 1)
+    return pointer, strides[0] if len(shape) == 2 else 0, in_place
+
+
+def readable_slopes(library, slopes, batch: int, heads_q: int, device: int) -> tuple:
+    """(slopes or a float32 copy, (pointer, batch stride)) as kernels read them. Raises as `check_slopes` does."""
+    pointer, stride, in_place = check_slopes(library, slopes, batch, heads_q, device)
+    if not in_place:
+        slopes = library.as_float32(slopes)
+        pointer, stride, _ = check_slopes(library, slopes, batch, heads_q, device)
+    return slopes, (pointer, stride)
 
 
 def _check_vector(library, name: str, array, shapes: tuple, device: int) -> tuple:
@@ -136,6 +152,8 @@ def _check_vector(library, name: str, array, shapes: tuple, device: int) -> tupl
     values = library.vector(array)
     if tuple(values[1]) not in shapes:
         raise AttentionError(f"{name} has shape {tuple(values[1])}; it must be {' or '.join(map(str, shapes))}")
+    if values[3] not in library.sink_dtypes:
+        raise AttentionError(f"{name} is {values[3]}; allowed are {', '.join(map(str, library.sink_dtypes))}")
     if values[4] != device:
         raise AttentionError(f"{name} is on device {values[4]} and q on device {device}; all must be on one GPU")
     return values

@@ -70,6 +70,10 @@ class TorchArrays:
         """A copy in C order at an aligned address."""
         return array.detach().clone(memory_format=self.torch.contiguous_format)
 
+    def as_float32(self, array):
+        """A copy in C order, unless it is one."""
+        return array.detach().to(self.float32).contiguous()
+
     def negated(self, array):
         return array.detach().neg()
 
@@ -156,6 +160,13 @@ class CupyArrays:
         with self.cupy.cuda.Device(array.data.device_id):
             return self._bits(array).copy(order="C").view(array.dtype)
 
+    def as_float32(self, array):
+        """A copy in C order, unless it is one."""
+        with self.cupy.cuda.Device(array.data.device_id):
+            if array.dtype.name == "bfloat16":  # the upper half of a float32
+                return (self._bits(array).astype("uint32", order="C") << 16).view("float32")
+            return array.astype("float32", order="C", copy=False)
+
     def negated(self, array):
         bits = self._bits(array)
         with self.cupy.cuda.Device(array.data.device_id):
@@ -174,10 +185,8 @@ class CupyArrays:
         with self.cupy.cuda.Device(lse.data.device_id):
             if sinks is None:
                 lse.fill(float("-inf"))
-            elif sinks.dtype.name == "bfloat16":  # the upper half of a float32
-                lse[...] = (self._bits(sinks).astype("uint32") << 16).view("float32")[None, :, None]
             else:
-                lse[...] = sinks.astype("float32")[None, :, None]
+                lse[...] = self.as_float32(sinks)[None, :, None]
 
     def _allocate(self, device: int, shape, dtype):
         if device == self._current_device():

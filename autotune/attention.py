@@ -9,7 +9,7 @@ the first time, and from then on costs the host a few microseconds, also when si
 from __future__ import annotations
 
 from . import arrays, kernels, launch, plans
-from .arguments import check_out, check_sinks, describe, number, positive_scale, refuse_grad, window_bounds
+from .arguments import check_out, check_sinks, describe, number, positive_scale, readable_slopes, refuse_grad, window_bounds
 from .arrays import LIBRARIES, OTHER, AttentionError, library_of
 from .gpu import Gpu, detect, resolve
 from .lookup import Match
@@ -32,8 +32,10 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
 
     Query i sees key j iff i + Sk - Sq - left <= j <= i + Sk - Sq + right, where `window` is (left, right), inclusive, ints of
     at least 0 or None for no bound; `causal` makes right 0. `scale` is 1/sqrt(D) unless given. `sinks` (Hq,), of any float
-    dtype, is one logit a head that joins the denominator only. A row that sees no key gives 0, and -inf (or its sink) as lse.
-    A V that is not finite may reach rows of its block of queries from which it is hidden; a K never does.
+    dtype, is one logit a head that joins the denominator only. With `alibi_slopes` (Hq,) or (B, Hq), of any float dtype, a score
+    loses slope * |i + Sk - Sq - j|; with `softcap` above 0 it is softcap * tanh(score / softcap) before that. A row that sees
+    no key gives 0, and -inf (or its sink) as lse. A V that is not finite may reach rows of its block of queries from which it
+    is hidden; a K never does.
 
     Strides are free: an array whose last stride is not 1, or whose address or strides are not multiples of 16 bytes where
     the kernel needs that, is copied; for strides of 0 or below a kernel may have to run that is not the fastest (`explain` says
@@ -59,7 +61,8 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
         dtype_name = library.dtypes[dtype]
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _sentence(error, q, k, v, causal, window, softcap, sinks, alibi_slopes) from None
-    if library.grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or sinks is not None or out is not None):
+    if library.grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or sinks is not None or out is not None
+                                   or alibi_slopes is not None):
         refuse_grad(q=q, k=k, v=v, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
     if out is not None:
         check_out(library, out, (batch, seqlen_q, heads_q, head_dim_v), dtype, device)
@@ -80,6 +83,9 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
         if sink_stride != 1:
             sinks = library.packed(sinks)
             sink_pointer = library.pointer(sinks)
+    slopes = ()
+    if alibi_slopes is not None:
+        alibi_slopes, slopes = readable_slopes(library, alibi_slopes, batch, heads_q, device)
 
     if not (batch and seqlen_q and seqlen_k):
         return _empty(library, q, k, v, (batch, seqlen_q, heads_q, head_dim_v), causal, window, scale, softcap, sinks,
@@ -123,7 +129,7 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
 
     call = (batch, seqlen_q, seqlen_k, library.stream(device),
             (q_pointer, k_pointer, v_pointer, out_pointer, lse_pointer, sink_pointer,
-             q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2), scale, sink_dtype)
+             q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2), scale, sink_dtype, slopes)
     try:
         plan.run(*call)
     except Unmappable:  # strides of 0 or below, which only the copy engine refuses: asked afterwards, it costs others nothing

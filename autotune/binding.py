@@ -1,7 +1,7 @@
 """From exact sizes and arrays to what a launch takes: the blocks of each step and the fields of Params. `Binding`.
 
 The one place where Params are put together: tensor maps, if the kernel has any, then 6 pointers, 12 strides in elements, and
-the scalars, as kernels/forward.py declares them.
+the scalars, as kernels/forward.py declares them; with ALiBi the slopes' pointer and batch stride last.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from .tensormap import encode
 
 
 class Binding(NamedTuple):
-    """`fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype)` gives (blocks of each step, the fields of Params), for
-    `packer` to pack. `arrays` is 6 pointers (q, k, v, out, lse, sinks), then 12 strides in elements (q, k, v, out by batch,
-    row, head). Raises `tensormap.Unmappable` for arrays that the kernel's maps cannot describe."""
+    """`fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes)` gives (blocks of each step, the fields of Params),
+    for `packer` to pack. `arrays` is 6 pointers (q, k, v, out, lse, sinks), then 12 strides in elements (q, k, v, out by batch,
+    row, head); `slopes` is (pointer, batch stride) of the ALiBi slopes, or empty for problems without. Raises
+    `tensormap.Unmappable` for arrays that the kernel's maps cannot describe."""
 
-    fields: Callable[[int, int, int, tuple, float, int], tuple[tuple, tuple]]
+    fields: Callable[[int, int, int, tuple, float, int, tuple], tuple[tuple, tuple]]
     packer: struct.Struct
 
 
@@ -37,9 +38,9 @@ def bind(problem: Problem, config: Config, sms: int) -> Binding:
 def _unmapped(kernel: Kernel, problem: Problem, config: Config) -> Callable:
     sized = kernel.bind(problem, config)
 
-    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype):
+    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=()):
         grids, scalars = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
-        return grids, arrays + scalars
+        return grids, arrays + scalars + slopes
 
     return fields
 
@@ -48,12 +49,12 @@ def _mapped(kernel: Kernel, problem: Problem, config: Config) -> Callable:
     sized, dtype = kernel.bind(problem, config), problem.dtype
     described = [_describe(shape, problem) for shape in kernel.maps(problem.static, config)]
 
-    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype):
+    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=()):
         grids, scalars = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
         lengths = seqlen_q, seqlen_k
         maps = [encode(shape, dtype, arrays[pointer], columns, lengths[length], heads, batch, arrays[stride], arrays[stride + 1],
                        arrays[stride + 2]) for shape, pointer, stride, length, heads, columns in described]
-        return grids, (*maps, *arrays, *scalars)
+        return grids, (*maps, *arrays, *scalars, *slopes)
 
     return fields
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping
 
-from .arguments import describe, number, positive_scale
+from .arguments import check_slopes, describe, number, positive_scale
 from .arrays import OTHER, library_of
 from .attention import NO_WINDOW, unsuited
 from .gpu import Gpu, detect
@@ -78,6 +78,8 @@ def explain(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.0,
             copies.append(f"{name} is copied: {reason}")
     if sinks is not None and library.vector(sinks)[2][0] != 1:
         copies.append("sinks is copied: its stride is not 1")
+    if alibi_slopes is not None and not check_slopes(library, alibi_slopes, problem.batch, problem.heads_q, described.device)[2]:
+        copies.append("alibi_slopes is copied: kernels read float32 with a last stride of 1")
     return Explanation(problem, gpu, kernel, match, refused, tuple(copies), unreadable is not None)
 
 

@@ -30,9 +30,10 @@ CHUNK = 1 << 22  # elements generated at a time, to bound temporaries
 class Inputs:
     """Arrays of one attention call.
 
-    q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), sinks (Hq,) float32 or None, alibi_slopes (Hq,) float32
-    or None. Last strides are 1; k and v are views with gaps between batch entries for ``masked_nan`` and ``mixed``.
-    A paged k is (pages, page_size, Hkv, D), v likewise. `layout` knows each sequence's length and where its keys stand.
+    q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), sinks (Hq,) float32 or None, alibi_slopes (Hq,) float32, for
+    ``large`` (B, Hq), or None. Last strides are 1; k and v are views with gaps between batch entries for ``masked_nan`` and ``mixed``.
+    A paged k is (pages, page_size, Hkv, D), v likewise; where queries are packed, q is (1, total_q, Hq, D) and a k without pages
+    (1, total_k, Hkv, D). `layout` knows each sequence's lengths and where its queries and keys stand.
     An 8-bit cache is unsigned bytes, and `k_scales` and `v_scales` are (Hkv,) float32, else None.
     """
 
@@ -49,7 +50,12 @@ class Inputs:
     layout: Layout | None = field(default=None, repr=False)
     k_scales: object = field(default=None, repr=False)
     v_scales: object = field(default=None, repr=False)
-    exempt: np.ndarray | None = field(default=None, repr=False)  # (Sq,) bool: rows that see a non-finite K; their result is free
+    exempt: np.ndarray | None = field(default=None, repr=False)  # (Sq or total_q,) bool: rows that see a non-finite K; their result is free
+
+    @property
+    def slopes_batch_stride(self) -> int:
+        """Elements from one batch entry's ALiBi slopes to the next one's, 0 if all have the same."""
+        return 0 if self.alibi_slopes.ndim == 1 else self.alibi_slopes.strides[0] // 4
 
 
 def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np) -> Inputs:
@@ -98,6 +104,8 @@ def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np) -> Inputs:
     if problem.alibi:
         slopes = np.exp2(-8 * np.arange(1, hq + 1) / hq)
         if kind in ("needles", "mixed"):
+        elif kind == "large":
+            slopes = slopes * np.exp2(-np.arange(problem.batch) % 3)[:, None]
             slopes *= 4 / max(sk, 4)  # so that distance does not outweigh the needle
         slopes = xp.asarray(slopes.astype(np.float32))
     k_scales = v_scales = None

@@ -46,13 +46,14 @@ class Plan:
         self._fields, self._packer = binding.bind(problem, config, match.gpu.sms)
         self._launches = tuple(loaded.bound(step).launch for step in self.kernel.plan(problem, config))
 
-    def run(self, batch: int, seqlen_q: int, seqlen_k: int, stream: int, arrays: tuple, scale: float, sink_dtype: int) -> None:
+    def run(self, batch: int, seqlen_q: int, seqlen_k: int, stream: int, arrays: tuple, scale: float, sink_dtype: int,
+            slopes: tuple = ()) -> None:
         """Launches on `stream` for exact sizes, which must be of this plan's bucket.
 
-        `arrays` is 6 pointers, then 12 strides in elements, as kernels/forward.py declares. Raises `tensormap.Unmappable`
-        for arrays that this plan's kernel cannot take in place; `without_maps` has the plan that can.
+        `arrays` and `slopes` are what `binding.Binding` takes. Raises `tensormap.Unmappable` for arrays that this plan's kernel
+        cannot take in place; `without_maps` has the plan that can.
         """
-        grids, values = self._fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype)
+        grids, values = self._fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes)
         for launch_step, grid in zip(self._launches, grids):
             launch_step(grid, stream, self._packer, values)
         self.calls += 1

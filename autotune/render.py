@@ -45,7 +45,7 @@ def render(static: Static, config: Config, target: str, ptx: str = "cuda") -> st
                  for type, name, value in kernel.constants(static, config)]
     return _environment(ptx).get_template(kernel.template).render(
         element=ELEMENTS[static.dtype], constants=constants, fields=_fields(kernel.params(static)), mask=static.mask,
-        softcap=static.softcap,
+        softcap=static.softcap, alibi=static.alibi,
         mask_header=f"lib/masks/{static.mask}.cuh", target=target, **kernel.operands(static, config))
 
 

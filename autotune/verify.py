@@ -63,7 +63,8 @@ def runner(problem: Problem, config: Config, binary, device: int) -> Callable:
         pointers = [arrays[name].data.ptr for name in TENSORS]
         pointers += [0 if array is None else array.data.ptr for array in (lse, inputs.sinks)]
         strides = [stride // array.itemsize for array in arrays.values() for stride in array.strides[:3]]
-        grids, values = fields(*sizes, (*pointers, *strides), inputs.scale, 0)
+        slopes = () if inputs.alibi_slopes is None else (inputs.alibi_slopes.data.ptr, inputs.slopes_batch_stride)
+        grids, values = fields(*sizes, (*pointers, *strides), inputs.scale, 0, slopes)
         stream = cupy.cuda.get_current_stream().ptr
         for launch_step, grid in zip(launches, grids):
             launch_step(grid, stream, packer, values)

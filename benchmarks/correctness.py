@@ -37,6 +37,8 @@ FACTORS: dict[str, tuple] = {
     "head_dim": (64, 128, 256, 80, 40),
     "heads": ((2, 2), (4, 1), (5, 1), (8, 2), (6, 1)),
     "window": ((None, None), (None, 0), (127, 0), (33, 7), (None, 5), (0, 0)),
+    "softcap": (0.0, 30.0),
+    "alibi": (False, True),
     "sinks": (False, True),
     "batch": (1, 3),
     "lengths": LENGTHS,
@@ -66,7 +68,8 @@ def _pairs(values: dict) -> set[frozenset]:
 def _problem(values: dict) -> Problem:
     (heads_q, heads_kv), (left, right), (seqlen_q, seqlen_k) = values["heads"], values["window"], values["lengths"]
     return Problem(dtype=values["dtype"], batch=values["batch"], heads_q=heads_q, heads_kv=heads_kv, seqlen_q=seqlen_q,
-                   seqlen_k=seqlen_k, head_dim=values["head_dim"], window_left=left, window_right=right, sinks=values["sinks"])
+                   seqlen_k=seqlen_k, head_dim=values["head_dim"], window_left=left, window_right=right,
+                   softcap=values["softcap"], alibi=values["alibi"], sinks=values["sinks"])
 
 
 def cases(problems: list[Problem], gpu: Gpu, configs: int, seed: int) -> list[tuple[Problem, Config]]:

@@ -21,6 +21,7 @@ from autotune.kernels import KERNELS
 from autotune.kernels.base import params_format
 from autotune.kernels.forward import LOG2E, SINK_DTYPES
 from autotune.numerics import array_dtype, from_float32, to_float32
+from autotune.problem import Problem
 
 GPU = by_name("nvidia-h200")
 
@@ -96,6 +97,10 @@ class TensorArrays:
         copy[...] = tensor.array
         return Tensor(copy, tensor.device)
 
+    def as_float32(self, tensor):
+        self.copies += 1
+        return Tensor(np.array(tensor.array, np.float32, order="C"), tensor.device)
+
     def negated(self, tensor):
         return Tensor(-tensor.array, tensor.device)
 
@@ -131,9 +136,11 @@ class FakeGpu(FakeCuda):
     def launchKernel(self, *arguments):
         super().launchKernel(*arguments)
         self.streams.append(arguments[8])
-        kernel = KERNELS[self.images[arguments[0] // 100 - 1].decode()]  # as moduleGetFunction numbers functions
-        values = struct.unpack_from(params_format(kernel.fields), self.launches[-1][-1])
-        params = dict(zip((field.name for field in kernel.fields), values))
+        name, text = self.images[arguments[0] // 100 - 1].decode().split()  # as moduleGetFunction numbers functions
+        kernel = KERNELS[name]
+        fields = kernel.params(Problem.parse(text).static)
+        values = struct.unpack_from(params_format(fields), self.launches[-1][-1])
+        params = dict(zip((field.name for field in fields), values))
         self.calls.append({"kernel": kernel.name, **params})
         if self.compute:
             (fake_decode.attend if "lengths" in params else _attend)(params, *self.compute)
@@ -196,9 +203,15 @@ def _attend(p, dtype_name, head_dim, head_dim_v):
                 (p["heads_q"] * p["seqlen_q"], p["seqlen_q"], 1), np.dtype(np.float32))
     q, k, v = (to_float32(np.ascontiguousarray(x), dtype_name).astype(np.float64) for x in (q, k, v))
     k, v = (np.repeat(x, p["group"], axis=2) for x in (k, v))
-    scores = np.einsum("bihd,bjhd->bhij", q, k) * p["scale_log2"] / LOG2E
+    scores = np.einsum("bihd,bjhd->bhij", q, k)
+    if "softcap_scale" in p:
+        scores = np.tanh(scores * p["softcap_scale"])
+    scores = scores * p["scale_log2"] / LOG2E
     i = np.arange(p["seqlen_q"])[:, None] + p["seqlen_k"] - p["seqlen_q"]
     j = np.arange(p["seqlen_k"])[None]
+    if "alibi_slopes" in p:
+        slopes = _view(p["alibi_slopes"], (p["batch"], p["heads_q"]), (p["alibi_batch_stride"], 1), np.dtype(np.float32))
+        scores = scores - slopes.astype(np.float64)[:, :, None, None] * abs(i - j)
     scores = np.where((j >= i - p["window_left"]) & (j <= i + p["window_right"]), scores, -np.inf)
     if sinks is not None:
         extra = np.broadcast_to(sinks.astype(np.float64)[None, :, None, None], (*scores.shape[:3], 1))
@@ -242,7 +255,9 @@ def install(monkeypatch):
 
     def build(match):
         fake.built.append(match)
-        return SimpleNamespace(sha256=f"{match.problem.static.text} {match.config}", image=match.config.kernel.encode(), target="sm_90", nvrtc="13.0")
+        return SimpleNamespace(sha256=f"{match.problem.static.text} {match.config}",
+                               image=f"{match.config.kernel} {match.problem}".encode(), target="sm_90",
+                               nvrtc="13.0")
 
     monkeypatch.setattr(plans, "build", build)
     forget()

@@ -22,13 +22,14 @@ def torch_fixture():
 
 def call(problem, inputs, **keywords):
     return autotune.attention(inputs.q, inputs.k, inputs.v, window=(problem.window_left, problem.window_right),
-                              scale=inputs.scale, sinks=inputs.sinks, **keywords)
+                              scale=inputs.scale, softcap=problem.softcap, sinks=inputs.sinks, alibi_slopes=inputs.alibi_slopes,
+                              **keywords)
 
 
 def verdict(problem, cupy, convert=lambda array: array, kinds=None):
     """check_launch of attention() with arrays that went through `convert`; out and lse are what was checked."""
     def run(inputs, out, lse):
-        arrays = {name: convert(getattr(inputs, name)) for name in ("q", "k", "v", "sinks")}
+        arrays = {name: convert(getattr(inputs, name)) for name in ("q", "k", "v", "sinks", "alibi_slopes")}
         target = convert(out)
         given = type("Given", (), {**arrays, "scale": inputs.scale})
         result, log = call(problem, given, return_lse=True, out=target)

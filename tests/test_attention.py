@@ -9,7 +9,7 @@ from autotune.arrays import DTYPE_NAMES
 from autotune.numerics import array_dtype, to_float32
 
 
-def expected(q, k, v, causal=False, window=(None, None), scale=None, sinks=None):
+def expected(q, k, v, causal=False, window=(None, None), scale=None, sinks=None, softcap=0.0, slopes=None):
     """(out, lse) in float64, by a way of its own: a loop over rows."""
     q, k, v = (to_float32(np.ascontiguousarray(x.array), DTYPE_NAMES[x.dtype.name]).astype(np.float64) for x in (q, k, v))
     batch, rows, heads, dim = q.shape
@@ -23,7 +23,12 @@ def expected(q, k, v, causal=False, window=(None, None), scale=None, sinks=None)
             for i in range(rows):
                 here = i + keys - rows
                 seen = [j for j in range(keys) if (left is None or j >= here - left) and (right is None or j <= here + right)]
-                scores = [scale * q[b, i, h] @ k[b, j, h // group] for j in seen] + ([] if sinks is None else [float(sinks[h])])
+                scores = [scale * q[b, i, h] @ k[b, j, h // group] for j in seen]
+                if softcap:
+                    scores = [softcap * np.tanh(score / softcap) for score in scores]
+                if slopes is not None:
+                    scores = [score - slopes[b, h] * abs(here - j) for score, j in zip(scores, seen)]
+                scores += [] if sinks is None else [float(sinks[h])]
                 if scores:
                     top = max(scores)
                     weights = np.exp(np.array(scores) - top)
@@ -38,9 +43,10 @@ def agrees(gpu, q, k, v, tolerance=0.02, **keywords):
     name = DTYPE_NAMES[q.dtype.name]
     gpu.compute = name, q.shape[3], v.shape[3]
     out, lse = autotune.attention(q, k, v, return_lse=True, **keywords)
-    sinks = keywords.pop("sinks", None)
+    sinks, slopes = keywords.pop("sinks", None), keywords.pop("alibi_slopes", None)
     wanted_out, wanted_lse = expected(q, k, v, **{name: value for name, value in keywords.items() if name != "out"},
-                                      sinks=None if sinks is None else sinks.array.astype(np.float64))
+                                      sinks=None if sinks is None else sinks.array.astype(np.float64),
+                                      slopes=None if slopes is None else np.broadcast_to(slopes.array, (q.shape[0], q.shape[2])))
     assert out.dtype == q.dtype and out.shape == wanted_out.shape and lse.dtype == np.float32
     np.testing.assert_allclose(to_float32(np.ascontiguousarray(out.array), name), wanted_out, atol=tolerance)
     np.testing.assert_allclose(lse.array, wanted_lse, atol=tolerance)
@@ -71,6 +77,28 @@ def test_sinks_of_any_float_dtype(gpu, dtype):
     agrees(gpu, *qkv(), sinks=sinks, causal=True)
     agrees(gpu, *qkv(), sinks=Tensor(np.repeat(sinks.array, 2)[::2]))  # strided: copied
     assert gpu.library.copies == 1
+
+
+@pytest.mark.parametrize("keywords", [{}, dict(causal=True), dict(window=(3, 2), softcap=2.0), dict(scale=0), dict(scale=-0.5)])
+def test_slopes_are_of_heads_or_of_batch_entries_and_heads(gpu, keywords):
+    slopes = 2.0 ** -np.arange(1, 9, dtype=np.float32).reshape(2, 4)
+    for array in (slopes[0], -slopes[1], slopes, slopes[:1].repeat(2, 0), np.broadcast_to(slopes[:1], (2, 4))):
+        agrees(gpu, *qkv(), alibi_slopes=Tensor(array), **keywords)
+        agrees(gpu, *qkv(seqlen_q=9, seqlen_k=4), alibi_slopes=Tensor(array), sinks=random((4,), "fp32"), **keywords)
+    assert gpu.library.copies == 0 and len({call["kernel"] for call in gpu.calls}) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_slopes_of_any_float_dtype_are_converted(gpu, dtype):
+    slopes = np.array([[0.5, 0.25, 0.125, 1.0]] * 2).astype(array_dtype("bf16") if dtype == "bfloat16" else dtype)
+    agrees(gpu, *qkv(), alibi_slopes=Tensor(slopes))
+    agrees(gpu, *qkv(), alibi_slopes=Tensor(np.repeat(slopes.astype(np.float32), 2, axis=1)[:, ::2]))  # strided
+    assert gpu.library.copies == 2
+
+
+def test_a_soft_cap_reaches_the_kernel(gpu):
+    agrees(gpu, *qkv(), softcap=1.5, causal=True)
+    agrees(gpu, *qkv(), softcap=3, scale=2.0)
 
 
 def test_fp32_takes_the_kernel_that_computes_it(gpu):

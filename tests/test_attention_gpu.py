@@ -27,6 +27,11 @@ COVER = [
       for lengths in ((257, 500), (40, 7))),
     problem_of(head_dim=128, head_dim_v=64, window_right=0),
     problem_of(head_dim=72, head_dim_v=200),
+    *(problem_of(dtype=dtype, head_dim=d, lengths=lengths, alibi=True, softcap=softcap, **mask)
+      for dtype, d, lengths, softcap, mask in (
+          ("bf16", 64, (300, 417), 0.0, MASKS[0]), ("fp16", 128, (257, 500), 0.0, MASKS[1]), ("fp32", 64, (70, 131), 0.0, MASKS[3]),
+          ("bf16", 256, (130, 257), 30.0, MASKS[2]), ("fp16", 80, (307, 256), 20.0, MASKS[5]))),
+    problem_of(sinks=True, alibi=True, heads=(16, 2), lengths=(257, 500), window_left=127, window_right=0),
 ]
 
 
@@ -55,6 +60,17 @@ def test_sinks_of_any_float_dtype(cupy, torch, dtype):
     again = autotune.attention(q, k, v, causal=True, sinks=spread, return_lse=True)
     for out, lse in (got, again):
         assert torch.equal(out, wanted[0]) and torch.equal(lse, wanted[1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "bfloat16"])
+def test_slopes_of_any_float_dtype_and_of_each_batch_entry(cupy, torch, dtype):
+    inputs = make_inputs(problem_of(alibi=True), "random", xp=cupy)
+    q, k, v = map(to_torch(torch), (inputs.q, inputs.k, inputs.v))
+    slopes = torch.tensor([[0.5, 0.25, 1.0, 0.0], [0.125, 2.0, 0.0, -0.25]], device="cuda")  # exact in every dtype
+    wanted = [autotune.attention(q[b:b + 1], k[b:b + 1], v[b:b + 1], alibi_slopes=slopes[b]) for b in range(2)]
+    given = slopes.to(getattr(torch, dtype))
+    for array in (given, torch.stack([given, given], 2)[..., 0]):
+        assert torch.equal(autotune.attention(q, k, v, alibi_slopes=array), torch.cat(wanted))
 
 
 def test_a_scale_may_be_anything_finite(cupy, torch):

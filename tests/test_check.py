@@ -37,7 +37,7 @@ def attention(inputs, out, lse, mask=None, weight=None, shift=None):
                 if p.softcap:
                     s = np.float32(p.softcap) * np.tanh(s / np.float32(p.softcap))
                 if p.alibi:
-                    s = s - inputs.alibi_slopes[h] * abs(aligned).astype(np.float32)
+                    s = s - np.broadcast_to(inputs.alibi_slopes, (p.batch, p.heads_q))[b, h] * abs(aligned).astype(np.float32)
                 s = np.where(mask, s, np.float32(-np.inf))
                 sink = inputs.sinks[h] if p.sinks else np.float32(-np.inf)
                 top = np.maximum(s.max(-1, initial=-np.inf), sink)

@@ -43,6 +43,9 @@ def test_explain_names_kernel_match_refusals_and_copies(gpu):
     odd = Tensor(aligned((2, 7, 2, 68), v.dtype)[..., :64])
     explanation = autotune.explain(q, k, odd, scale=-1.0)
     assert [copy[:12] for copy in explanation.copies] == ["q is negated", "v is copied:"] and "strides" in explanation.copies[1]
+    slopes = Tensor(np.full(4, 0.5, np.float16))
+    assert [copy[:24] for copy in autotune.explain(q, k, v, alibi_slopes=slopes).copies] == ["alibi_slopes is copied: "]
+    assert autotune.explain(q, k, v, alibi_slopes=Tensor(np.full((2, 4), 0.5, np.float32))).copies == ()
     simt = autotune.explain(*qkv(dtype="fp32"))
     assert simt.kernel.name == "forward_simt" and "fp32" in simt.refused["forward_mma"] and "fp32" in simt.refused["forward_wgmma"]
     empty = autotune.explain(*qkv(seqlen_k=0))

@@ -50,7 +50,9 @@ def test_hopper_is_served_by_its_own_kernel_and_others_are_not():
 
 @pytest.mark.parametrize("text", [
     "bf16-b1-h16x16-q8192-k8192-d64-causal", "fp16-b1-h16x16-q8192-k8192-d128", "bf16-b1-h64x8-q8192-k8192-d64-causal-left127",
-    "bf16-b1-h16x16-q8192-k8192-d256-causal", "bf16-b1-h8x8-q8192-k8192-d256-causal-left4095", "bf16-b1-h8x1-q512-k512-d192x128"])
+    "bf16-b1-h16x16-q8192-k8192-d256-causal", "bf16-b1-h8x8-q8192-k8192-d256-causal-left4095", "bf16-b1-h8x1-q512-k512-d192x128",
+    "bf16-b1-h16x16-q8192-k8192-d64-softcap30", "bf16-b1-h16x16-q8192-k8192-d64-causal-softcap30-alibi",
+    "bf16-b1-h64x8-q8192-k8192-d128-alibi", "bf16-b1-h64x8-q8192-k8192-d256-causal-alibi"])
 def test_defaults_for_hopper_compile_without_a_flaw(text):
     asked = problem(text)
     with ThreadPoolExecutor(2) as pool:

@@ -27,7 +27,7 @@ def one_row(inputs, b, h, i):
         if p.softcap:
             s = p.softcap * math.tanh(s / p.softcap)
         if p.alibi:
-            s -= float(inputs.alibi_slopes[h]) * abs(center - j)
+            s -= float(np.broadcast_to(inputs.alibi_slopes, (p.batch, p.heads_q))[b, h]) * abs(center - j)
         scores[j] = s
     logits = list(scores.values()) + ([float(inputs.sinks[h])] if p.sinks else [])
     if not logits:

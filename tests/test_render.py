@@ -46,6 +46,7 @@ def test_a_feature_that_a_problem_lacks_leaves_no_trace(name):
         assert token not in plain, token
     assert "cap_scores" in rendered(name, "forward-fp16-b1-h2x1-q512-k512-d64-softcap30") or name == "forward_simt"
     assert "softcap_scale" in rendered(name, "forward-fp16-b1-h2x1-q512-k512-d64-softcap30")
+    assert "alibi_slopes" in rendered(name, "forward-fp16-b1-h2x1-q512-k512-d64-alibi")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -67,9 +68,9 @@ def test_templates_stay_short():
 @given(st.data())
 def test_every_legal_config_renders_the_same_twice(data):
     mask = data.draw(st.sampled_from(["", "-causal", "-causal-left100", "-left3-right5"]))
-    softcap = data.draw(st.sampled_from(["", "-softcap30"]))
+    scores = data.draw(st.sampled_from(["", "-softcap30", "-alibi", "-softcap30-alibi"]))
     head_dim = data.draw(st.sampled_from([16, 40, 64, 96, 128, 192, 256]))
-    problem = Problem.parse(f"forward-bf16-b1-h8x2-q300-k300-d{head_dim}{mask}{softcap}")
+    problem = Problem.parse(f"forward-bf16-b1-h8x2-q300-k300-d{head_dim}{mask}{scores}")
     kernel = data.draw(st.sampled_from(candidates(problem, H200)))
     config = data.draw(st.sampled_from(kernel.space(problem, H200)))
     source = render(problem.static, config, kernel.target(H200))

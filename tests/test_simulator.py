@@ -12,6 +12,7 @@ import pytest
 import simulator_probes
 
 from autotune import cli, compile, kernels, simulator
+from autotune.arguments import SMALLEST_SCALE
 from autotune.check import Guarded, compare
 from autotune.gpu import by_name
 from autotune.inputs import KINDS, make_inputs
@@ -21,13 +22,14 @@ from autotune.simulator import compiler
 from autotune.simulator.shrink import tile_of
 
 GPU = by_name("nvidia-h200")
+FORWARD = [name for name in kernels.KERNELS if name.startswith("forward")]
 CASES = 14  # configs for each kernel; each runs with SEEDS_EACH seeds
 SEEDS_EACH = 3
 
 MASKS = ("", "-causal", "-left40-right8", "-causal-left30", "-left100")
 HEADS = ("h1x1", "h4x2", "h3x1", "h2x2", "h6x2")
 DIMS = ("d64", "d16", "d40", "d24x72", "d128", "d72x32")
-EXTRAS = ("", "-softcap20", "-alibi", "")
+EXTRAS = ("", "-softcap20", "-alibi", "-softcap20-alibi")
 CACHES = ("", "-page16", "-kve4m3", "-page48-kve4m3")
 SMALL = 2**17  # shared memory of the configs that are drawn: larger tiles only take longer
 
@@ -121,6 +123,28 @@ def test_sinks_of_every_dtype(name, dtype):
     inputs = with_sinks(make_inputs(problem, "random", 3), dtype)
     out, lse, simulation = launched(problem, config, inputs, 1)
     assert simulation.ok and compare(problem, inputs, out, lse).ok
+
+
+@pytest.mark.parametrize("features", ["-alibi", "-causal-left30-softcap20-alibi-sinks"])
+@pytest.mark.parametrize("name", FORWARD)
+def test_slopes_of_any_sign_and_of_each_batch_entry(name, features):
+    problem = Problem.parse(f"forward-{kernels.KERNELS[name].dtypes[0]}-b2-h4x2-q70-k100-d32{features}")
+    inputs = make_inputs(problem, "random", 4)
+    slopes = np.array([[0.5, -0.25, 0, 2, 9, 9], [-0.125, 1e-3, 40, 0.3, 9, 9]], np.float32)[:, :4]  # with gaps
+    for given, scale in ((slopes, inputs.scale), (slopes[1], inputs.scale), (slopes, SMALLEST_SCALE)):
+        chosen = replace(inputs, alibi_slopes=given, scale=scale)
+        out, lse, simulation = launched(problem, kernels.KERNELS[name].default(problem, GPU), chosen, 1)
+        assert simulation.ok and compare(problem, chosen, out, lse).ok
+
+
+@pytest.mark.parametrize("block_heads", [2, 4, 8])
+@pytest.mark.parametrize("name", ["forward_mma", "forward_wgmma"])
+def test_heads_that_share_a_block_have_their_own_slopes(name, block_heads):
+    problem = Problem.parse("forward-bf16-b1-h7x1-q50-k100-d32-causal-alibi")
+    kernel = kernels.KERNELS[name]
+    config = kernel.config(problem.static, {**kernel.default(problem, GPU).values, "block_heads": block_heads, "block_n": 48})
+    verdict = simulator.verify(problem, config, (0, 1), ("random", "needles"))
+    assert kernel.illegal(problem.static, config, GPU) is None and verdict.ok, verdict.message
 
 
 def with_sinks(inputs, dtype):

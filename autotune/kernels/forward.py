@@ -37,6 +37,12 @@ FORWARD_FIELDS = (
     Field("float", "scale_log2", "softmax scale * log2(e), above 0"),
 )
 
+ALIBI_FIELDS = (
+    Field("const float*", "alibi_slopes", "(heads_q), or (batch, heads_q)"),
+    Field("long long", "alibi_batch_stride", "0: the slopes of all batch entries"),
+)
+LEAST_ALIBI_SCALE = 1e-30  # slopes are divided by the scale, and must stay floats; scores this small are 0 beside any slope
+
 LOG2E = 1.4426950408889634
 MAX_FLOAT = 3.4e38  # what a float of Params can hold
 ELEMENTS = {"bf16": "bf16", "fp16": "fp16", "fp32": "float"}
@@ -59,12 +65,11 @@ class ForwardKernel(Kernel):
             return "keys, values and output must have the dtype of the queries"
         if problem.kv != "dense":
             return f"it reads dense keys and values, not {problem.kv} ones"
-        if problem.alibi:
-            return "it has no alibi"
         return None
 
     def params(self, static: Static) -> tuple[Field, ...]:
-        return self.fields + ((Field("float", "softcap_scale", "softmax scale / soft cap"),) if static.softcap else ())
+        softcap = (Field("float", "softcap_scale", "softmax scale / soft cap"),) if static.softcap else ()
+        return self.fields + softcap + (ALIBI_FIELDS if static.alibi else ())
 
     def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
         """Every legal config for `problem` on `gpu`, without those whose blocks own more heads than share keys: rows of theirs
@@ -75,7 +80,7 @@ class ForwardKernel(Kernel):
         """The scalar fields of Params, in order, for exact (not bucketed) sizes.
 
         They follow 6 pointers (q, k, v, out, lse, sinks; 0 for none) and 12 strides in elements (q, k, v, out by batch,
-        row, head). `scale` multiplies scores and must be above 0.
+        row, head). With ALiBi the fields of `ALIBI_FIELDS` follow them. `scale` multiplies scores and must be above 0.
         """
         return self.bind(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, scale, sink_dtype)[1]
 
@@ -98,7 +103,10 @@ class ForwardKernel(Kernel):
             blocks = -(-seqlen_q // queries) * sets * batch
             return (blocks,), (batch, heads_q, group, seqlen_q, seqlen_k, left, right, sink_dtype, scale * LOG2E) + launch_values
 
-        return capped if softcap else bound
+        def floored(batch, seqlen_q, seqlen_k, scale, sink_dtype):
+            return bound(batch, seqlen_q, seqlen_k, max(scale, LEAST_ALIBI_SCALE), sink_dtype)
+
+        return capped if softcap else floored if problem.alibi else bound
 
     def block_queries(self, config: Config) -> int:
         """Consecutive queries that a block owns."""

@@ -98,12 +98,16 @@ class ForwardMma(ForwardKernel):
         """The tile that FlashAttention-2 ships for mma.sync (csrc/flash_attn/src/flash_fwd_launch_template.h): D to 64
         128 x 128, D to 128 128 x 64, causal 64 x 64 (theirs on 99 KB parts; 128 rows spill here and are no faster on an
         H200), above 64 x 64 on Hopper and small parts and 128 x 64 with 8 warps on A100; under a window 64 x 64, because
-        wider tiles visit keys that nobody sees. Smaller where a GPU cannot hold it."""
+        wider tiles visit keys that nobody sees. Smaller where a GPU cannot hold it, and under a soft cap or ALiBi, whose
+        scores take more registers."""
         head_dim = max(problem.head_dim, problem.head_dim_v)
+        plain = not (problem.softcap or problem.alibi)
         tile = dict(block_m=64, block_n=64, num_warps=4, num_stages=2 if head_dim <= 128 else 1, rescale_slack=-1)
-        if problem.mask != "window" and head_dim <= 64:
+        if head_dim > 128 and not plain:
+            tile.update(block_n=48)
+        elif problem.mask != "window" and head_dim <= 64 and plain:
             tile.update(block_m=128, block_n=128)
-        elif problem.mask == "full" and head_dim <= 128:
+        elif problem.mask == "full" and head_dim <= 128 and plain:
             tile.update(block_m=128)
         elif head_dim > 128 and gpu.arch == 80:
             tile.update(block_m=128, num_warps=8)

@@ -133,7 +133,7 @@ class ForwardWgmma(ForwardKernel):
                 values.update(num_warpgroups=3 if head_dim <= 64 else 2, block_n=80 if head_dim <= 128 else 64,
                               block_heads=next(heads for heads in (8, 4, 2, 1) if heads <= problem.group))
         elif head_dim <= 64:
-            values.update(num_warpgroups=3, ping_pong=True)
+            values.update(num_warpgroups=3, ping_pong=True, block_n=112 if problem.softcap else 128)  # with 128, tanh spills
         elif head_dim <= 128:
             values.update(num_stages=3, rescale_slack=8)
         return self.config(problem.static, values)

@@ -27,6 +27,8 @@ def arguments(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray,
     for name, array in {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out, "lse": lse, "sinks": inputs.sinks}.items():
         if array is not None:
             memory.add(name, array, writable=name in ("out", "lse"))
+    if inputs.alibi_slopes is not None:
+        memory.add("alibi_slopes", inputs.alibi_slopes, writable=False)
     strides = {name: [stride // array.itemsize for stride in array.strides[:3]]
                for name, array in {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}.items()}
     make = _decode if isinstance(kernel, DecodeKernel) else _forward
@@ -42,7 +44,8 @@ def _forward(kernel: Kernel, problem: Problem, config: Config, inputs: Inputs, o
     scalars = kernel.arguments(problem, config, inputs.scale, _sink_dtype(inputs))
     steps = [step._replace(grid=min(step.grid, RESIDENT_BLOCKS)) if step.blocks_per_sm else step
              for step in kernel.plan(problem, config)]
-    return steps, (*maps, *pointers, *(stride for name in TENSORS for stride in strides[name]), *scalars)
+    return steps, (*maps, *pointers, *(stride for name in TENSORS for stride in strides[name]), *scalars,
+                   *_slopes(inputs, memory))
 
 
 def _decode(kernel: DecodeKernel, problem: Problem, config: Config, inputs: Inputs, out, strides, memory: Memory):
@@ -64,6 +67,12 @@ def _decode(kernel: DecodeKernel, problem: Problem, config: Config, inputs: Inpu
     fields = decoding.params(launches, memory.address, strides, table_stride)
     grids = (launches.grid, launches.combine)
     return [step._replace(grid=grid) for step, grid in zip(kernel.plan(problem, config), grids) if grid], fields
+
+
+def _slopes(inputs: Inputs, memory: Memory) -> tuple[int, ...]:
+    if inputs.alibi_slopes is None:
+        return ()
+    return memory.address["alibi_slopes"], inputs.slopes_batch_stride
 
 
 def _sink_dtype(inputs: Inputs) -> int:

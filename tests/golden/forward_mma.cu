@@ -631,6 +631,8 @@ static_assert(WARP_M % 16 == 0 && BLOCK_M % NUM_WARPS == 0, "each warp owns whol
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 8 == 0 && HEAD_DIM_V % 8 == 0, "fragments and 16-byte chunks");
 static_assert(!OVERLAP || NUM_STAGES > 1, "overlap needs the next K beside this V");
 
+// What a block does with whole tiles: the copy of Q, and the two products.
+
 // Starts copying the block's queries.
 DEVICE void load_q(const QTile& tile, const Params& p, const Work& work) {
     using Loader = TileLoader<THREADS, BLOCK_M, HEAD_DIM, Element>;
@@ -692,7 +694,6 @@ DEVICE void multiply_pv(float (&o)[TILES_M][TILES_V][4], const float (&p)[TILES_
         }
     }
 }
-
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_mma(const __grid_constant__ Params p) {
     const Work work(p, block_id());
     const int warp_row = warp_id() * WARP_M;
@@ -720,7 +721,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
     float s[TILES_M][TILES_N][4];
     RowStatistics<TILES_M> rows;
     u32 q_fragments[TILES_M][STEPS_D][4];
-
     if (!tiles.empty()) {
         int tile = tiles.first();   // the tile whose probabilities the current step computes
         int stage = 0;              // its buffer
