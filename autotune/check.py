@@ -99,11 +99,12 @@ class Checker:
     """Inputs, references and poisoned outputs of one problem, made at first use and kept for every candidate after.
 
     A call takes `run(inputs, out, lse)`, which launches on xp's current stream, and gives the verdict over all kinds;
-    it stops at the first wrong one. Exceptions of `run` and of the GPU pass through.
+    it stops at the first wrong one. Exceptions of `run` and of the GPU pass through. `make` makes inputs as `make_inputs` does.
     """
 
-    def __init__(self, problem: Problem, kinds: Iterable[str] | None = None, seed: int = 0, xp=np, sample: int | None = None):
-        self.problem, self.seed, self.xp, self.sample = problem, seed, xp, sample
+    def __init__(self, problem: Problem, kinds: Iterable[str] | None = None, seed: int = 0, xp=np, sample: int | None = None,
+                 make: Callable[..., Inputs] = make_inputs):
+        self.problem, self.seed, self.xp, self.sample, self._make = problem, seed, xp, sample, make
         self.kinds = tuple(KINDS if kinds is None else kinds)
         self._cases: dict[str, tuple[Inputs, Expected]] = {}
         self._outputs: tuple[Guarded, Guarded] | None = None
@@ -130,7 +131,7 @@ class Checker:
     def case(self, kind: str) -> tuple[Inputs, Expected]:
         """(inputs, expected) of one kind, kept."""
         if kind not in self._cases:
-            inputs = make_inputs(self.problem, kind, self.seed, self.xp)
+            inputs = self._make(self.problem, kind, self.seed, self.xp)
             self._cases[kind] = inputs, expect(inputs, sampled_blocks(self.problem, self.sample, self.seed))
         return self._cases[kind]
 

@@ -46,7 +46,7 @@ class Memory:
         self._guard()
         mask_at = self.add_bytes(mask)
         self._lines.append(f"buffer {name} {offset} {len(data)} {mask_at} {int(writable)}")
-        if writable:
+        if writable:  # then strides are above 0
             self._outputs.append((offset + (array.ctypes.data - low), array))
 
     def add_bytes(self, data: bytes) -> int:
@@ -74,18 +74,19 @@ class Memory:
 
 
 def _extent(array: np.ndarray) -> int:
-    """Bytes from the first to the end of the last element (strides are not negative)."""
-    return sum((n - 1) * stride for n, stride in zip(array.shape, array.strides)) + array.itemsize if array.size else 0
+    """Bytes from the lowest to the end of the highest element."""
+    return sum((n - 1) * abs(stride) for n, stride in zip(array.shape, array.strides)) + array.itemsize if array.size else 0
 
 
 def _span(array: np.ndarray) -> tuple[int, bytes, bytes]:
-    """(address, bytes, mask) of the memory from the first to the last element; the mask is 1 where there is an element."""
+    """(address, bytes, mask) of the memory from the lowest to the highest element; the mask is 1 where there is an element."""
     extent = _extent(array)
-    low = array.ctypes.data
+    first = sum((n - 1) * -stride for n, stride in zip(array.shape, array.strides) if stride < 0) if array.size else 0
+    low = array.ctypes.data - first
     raw = (ctypes.c_ubyte * extent).from_address(low) if extent else b""
     mask = np.zeros(extent, np.uint8)
     if extent:
-        view = np.lib.stride_tricks.as_strided(mask, (*array.shape, array.itemsize), (*array.strides, 1))
+        view = np.lib.stride_tricks.as_strided(mask[first:], (*array.shape, array.itemsize), (*array.strides, 1))
         view[...] = 1
     return low, bytes(raw), mask.tobytes()
 
