@@ -104,9 +104,9 @@ def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np) -> Inputs:
     if problem.alibi:
         slopes = np.exp2(-8 * np.arange(1, hq + 1) / hq)
         if kind in ("needles", "mixed"):
+            slopes *= 4 / max(sk, 4)  # so that distance does not outweigh the needle
         elif kind == "large":
             slopes = slopes * np.exp2(-np.arange(problem.batch) % 3)[:, None]
-            slopes *= 4 / max(sk, 4)  # so that distance does not outweigh the needle
         slopes = xp.asarray(slopes.astype(np.float32))
     k_scales = v_scales = None
     if problem.kv_dtype == "e4m3":  # a K scale of at least 1 leaves needles sharp

@@ -24,7 +24,8 @@ def test_shapes_and_repeatability(kind, dtype):
     p = Problem.parse(f"forward-{dtype}-b2-h6x3-q70-k90-d64x32-causal-sinks-alibi")
     a, b, c = make_inputs(p, kind, 5), make_inputs(p, kind, 5), make_inputs(p, kind, 6)
     assert a.q.shape == (2, 70, 6, 64) and a.k.shape == (2, 90, 3, 64) and a.v.shape == (2, 90, 3, 32)
-    assert a.sinks.shape == (6,) and a.sinks.dtype == np.float32 and a.alibi_slopes.shape == ((2, 6) if kind == "large" else (6,)) and a.scale == 1 / 8
+    assert a.sinks.shape == (6,) and a.sinks.dtype == np.float32 and a.scale == 1 / 8
+    assert a.alibi_slopes.shape == ((2, 6) if kind == "large" else (6,))
     for name in ("q", "k", "v"):
         x, y, z = (bits(getattr(i, name), dtype) for i in (a, b, c))
         assert x.strides[-1] == x.itemsize and getattr(a, name).ctypes.data % 16 == 0
