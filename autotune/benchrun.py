@@ -106,7 +106,7 @@ def _judge(problem: Problem, peers: Sequence[Peer], inputs: Inputs, arrays: tupl
     def verdict(served: Problem, function: Callable) -> Verdict:
         if served not in expected:
             chosen = inputs if served == problem else replace(inputs, problem=served, sinks=None)
-            expected[served] = expect(chosen, sampled_blocks(served, CHECKED_BLOCKS, 0))
+            expected[served] = expect(chosen, sampled_blocks(inputs.layout, CHECKED_BLOCKS, 0))
         cupy.cuda.get_current_stream().synchronize()
         return compare(served, expected[served].inputs, _as_cupy(function(*arrays), served), expected=expected[served])
 

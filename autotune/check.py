@@ -72,19 +72,19 @@ class Guarded:
 
 def compare(problem: Problem, inputs: Inputs, out, lse=None, blocks: int | np.ndarray | None = None, seed: int = 0,
             expected: Expected | None = None) -> Verdict:
-    """Judges out (B, Sq, Hq, Dv) of the out dtype and lse (B, Hq, Sq) float32 (None: not asked for).
+    """Judges out (B, Sq, Hq, Dv) of the out dtype and lse (B, Hq, Sq) float32 (None: not asked for); where queries are packed
+    those of one batch entry, (1, total_q, Hq, Dv) and (1, Hq, total_q).
 
     `blocks`: None checks every (batch, head, 64 rows), an int that many of them drawn by `seed`, an (n, 3) array these.
     `expected` is the reference if the caller keeps it; it decides the blocks then. Whatever the blocks, every element of
     out and lse must have been written with a number.
     """
-    if tuple(out.shape) != (problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim_v):
-        raise ValueError(f"out has shape {tuple(out.shape)}; {problem} needs "
-                         f"{(problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim_v)}")
+    if tuple(out.shape) != (needed := (*inputs.layout.rows, problem.heads_q, problem.head_dim_v)):
+        raise ValueError(f"out has shape {tuple(out.shape)}; {problem} needs {needed}")
     if out.size == 0:
         return Verdict(True, 0.0)
     if expected is None:
-        chosen = blocks if isinstance(blocks, np.ndarray) else sampled_blocks(problem, blocks, seed)
+        chosen = blocks if isinstance(blocks, np.ndarray) else sampled_blocks(inputs.layout, blocks, seed)
         expected = expect(inputs, chosen)
     if message := _unwritten(problem, inputs, out, lse):
         return Verdict(False, float("inf"), f"{inputs.kind} inputs: {message}")
@@ -107,7 +107,7 @@ class Checker:
         self.problem, self.seed, self.xp, self.sample, self._make = problem, seed, xp, sample, make
         self.kinds = tuple(KINDS if kinds is None else kinds)
         self._cases: dict[str, tuple[Inputs, Expected]] = {}
-        self._outputs: tuple[Guarded, Guarded] | None = None
+        self._outputs: dict[tuple[int, int], tuple[Guarded, Guarded]] = {}  # by `Layout.rows`
 
     def __call__(self, run: Callable) -> Verdict:
         worst = 0.0
@@ -121,7 +121,7 @@ class Checker:
     def check_kind(self, run: Callable, kind: str) -> Verdict:
         """The verdict on one kind of inputs."""
         inputs, expected = self.case(kind)
-        out, lse = self._fresh_outputs()
+        out, lse = self._fresh_outputs(*inputs.layout.rows)
         run(inputs, out.array, lse.array)
         for name, output in (("out", out), ("lse", lse)):
             if where := output.damage():
@@ -132,18 +132,18 @@ class Checker:
         """(inputs, expected) of one kind, kept."""
         if kind not in self._cases:
             inputs = self._make(self.problem, kind, self.seed, self.xp)
-            self._cases[kind] = inputs, expect(inputs, sampled_blocks(self.problem, self.sample, self.seed))
+            self._cases[kind] = inputs, expect(inputs, sampled_blocks(inputs.layout, self.sample, self.seed))
         return self._cases[kind]
 
-    def _fresh_outputs(self) -> tuple[Guarded, Guarded]:
+    def _fresh_outputs(self, outer: int, rows: int) -> tuple[Guarded, Guarded]:
         p = self.problem
-        if self._outputs is None:
-            self._outputs = (Guarded(self.xp, (p.batch, p.seqlen_q, p.heads_q, p.head_dim_v), p.out_dtype),
-                             Guarded(self.xp, (p.batch, p.heads_q, p.seqlen_q), "fp32"))
+        if (outer, rows) not in self._outputs:
+            self._outputs[outer, rows] = (Guarded(self.xp, (outer, rows, p.heads_q, p.head_dim_v), p.out_dtype),
+                                          Guarded(self.xp, (outer, p.heads_q, rows), "fp32"))
         else:
-            for output in self._outputs:
+            for output in self._outputs[outer, rows]:
                 output.poison()
-        return self._outputs
+        return self._outputs[outer, rows]
 
 
 def check_launch(run: Callable, problem: Problem, kinds: Iterable[str] | None = None, seed: int = 0, xp=np,
@@ -161,9 +161,9 @@ def tuning_kinds(problem: Problem) -> tuple[str, ...]:
 def _unwritten(problem: Problem, inputs: Inputs, out, lse) -> str | None:
     """Whether any element of out is not finite or any of lse is NaN, sampled or not."""
     mask = EXPONENT_BITS[problem.out_dtype]
-    flat = bits(out, problem.out_dtype).reshape(problem.batch, problem.seqlen_q, -1)
+    flat = bits(out, problem.out_dtype).reshape(*out.shape[:2], -1)
     bad_out = host((flat & mask).max(-1)) == mask  # (B, Sq)
-    exempt = np.zeros(problem.seqlen_q, bool) if inputs.exempt is None else inputs.exempt
+    exempt = np.zeros(out.shape[1], bool) if inputs.exempt is None else inputs.exempt
     if (bad_out & ~exempt).any():
         batch, row = (int(x) for x in np.argwhere(bad_out & ~exempt)[0])
         values = host(bits(out, problem.out_dtype)[batch, row])  # (Hq, Dv)
@@ -224,7 +224,7 @@ def _judge_lse(expected: Expected, lse) -> Verdict:
 def _place(expected: Expected, n: int) -> str:
     batch, head, _ = (int(x) for x in expected.blocks[n])
     first = _first_row(expected, n)
-    last = min(first + ROWS, expected.inputs.problem.seqlen_q) - 1
+    last = min(first + ROWS, int(expected.inputs.layout.queries[batch])) - 1
     return f"batch {batch}, head {head}, rows {first} to {last} ({expected.inputs.kind} inputs, seed {expected.inputs.seed})"
 
 

@@ -63,19 +63,18 @@ def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np) -> Inputs:
 
     In a cache, ``random`` fills every sequence; the other kinds draw lengths, and make what is not in use non-finite.
 
-    Raises `ValueError` for an unknown kind or a K/V source that this package has no kernel for.
+    Raises `ValueError` for an unknown kind or a K/V source that no kernel has for the operation.
     """
     if kind not in KINDS:
         raise ValueError(f"input kind is {kind!r}; allowed are {', '.join(KINDS)}")
-    if problem.kv == "varlen" or problem.kv == "paged" and problem.op != "decode":
+    if problem.kv == "varlen" and problem.op == "decode":
         raise ValueError(f"inputs for {problem} cannot be made: K/V source {problem.kv!r} is not supported for it")
     layout = Layout(problem, kind, seed, xp)
     scale = 1 / sqrt(problem.head_dim)
-    b, sq, hq, d = problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim
-    sk, hkv, dv = problem.seqlen_k, problem.heads_kv, problem.head_dim_v
+    hq, d, sk, hkv, dv = problem.heads_q, problem.head_dim, problem.seqlen_k, problem.heads_kv, problem.head_dim_v
     make = _Generator(xp, seed)
-    q = make.normal((b, sq, hq, d), problem.dtype, LARGE if kind == "large" else 1.0)
-    padding = 0 if kind not in ("masked_nan", "mixed") else PADDING if problem.kv == "dense" else problem.page_size // 8 + 1
+    q = make.normal((*layout.rows, hq, d), problem.dtype, LARGE if kind == "large" else 1.0)
+    padding = 0 if kind not in ("masked_nan", "mixed") else PADDING if problem.kv != "paged" else problem.page_size // 8 + 1
     k_shape, v_shape = layout.shape(hkv, d), layout.shape(hkv, dv)
     k = _storage(xp, k_shape, problem.kv_dtype, padding)
     v = _storage(xp, v_shape, problem.kv_dtype, padding)
@@ -89,7 +88,7 @@ def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np) -> Inputs:
         if sk:
             amplitude = _needle_amplitude(problem, scale)
             needles = _needles(xp, make, problem, layout, signs, amplitude)
-            q = needles if kind == "needles" else _mix(xp, problem, q, needles)
+            q = needles if kind == "needles" else _mix(xp, problem, layout, q, needles)
             level = amplitude * scale * d if kind == "needles" else level
     else:
         _assign(k, make.normal(k_shape, problem.kv_dtype, 1.0), problem.kv_dtype)
@@ -114,11 +113,11 @@ def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np) -> Inputs:
     return Inputs(problem, kind, seed, xp, q, k, v, sinks, slopes, scale, layout, k_scales, v_scales, exempt)
 
 
-def visible_range(problem: Problem, rows, length=None):
-    """(first, end): row i sees the keys first[i] <= j < end[i]. `rows` is an int64 array of numpy or cupy; `length`, of a
-    shape that goes with it, is how many keys there are if not seqlen_k."""
+def visible_range(problem: Problem, rows, length=None, queries=None):
+    """(first, end): row i sees the keys first[i] <= j < end[i]. `rows` is an int64 array of numpy or cupy; `length` and `queries`,
+    of shapes that go with it, are how many keys and queries there are if not seqlen_k and seqlen_q."""
     length = problem.seqlen_k if length is None else length
-    aligned = rows + (length - problem.seqlen_q)
+    aligned = rows + (length - (problem.seqlen_q if queries is None else queries))
     first = aligned * 0 if problem.window_left is None else (aligned - problem.window_left).clip(0, length)
     end = aligned * 0 + length if problem.window_right is None else (aligned + problem.window_right + 1).clip(0, length)
     return first, end
@@ -198,27 +197,27 @@ def _needle_amplitude(problem: Problem, scale: float) -> float:
 
 
 def _needles(xp, make: _Generator, problem: Problem, layout: Layout, signs, amplitude: float):
-    """q whose row (b, i, h) is `amplitude` times the key that it must find."""
-    b, hq = problem.batch, problem.heads_q
+    """q whose row (sequence, i, h) is `amplitude` times the key that it must find."""
     target = _targets(xp, make, problem, layout)
-    batch = xp.arange(b).reshape(b, 1, 1)
-    head = (xp.arange(hq) // problem.group).reshape(1, 1, hq)
+    sequence = layout.owners()[0][..., None]
+    head = (xp.arange(problem.heads_q) // problem.group).reshape(1, 1, -1)
     q_bits = 8 * array_dtype(problem.dtype).itemsize
     sign = bits(signs, problem.kv_dtype) >> (8 * signs.itemsize - 1)
     word = np.array(amplitude, np.float32).astype(array_dtype(problem.dtype)).view(f"u{q_bits // 8}")[()]
-    sign = sign[(*layout.at(batch, target), head)].astype(word.dtype) << (q_bits - 1)
+    sign = sign[(*layout.at(sequence, target), head)].astype(word.dtype) << (q_bits - 1)
     return (sign | word).view(array_dtype(problem.dtype))
 
 
 def _targets(xp, make: _Generator, problem: Problem, layout: Layout):
-    """(B, Sq, Hq) int64: the key that each row must find, one that it sees if it sees any."""
-    b, sq, hq = problem.batch, problem.seqlen_q, problem.heads_q
-    sk = xp.asarray(layout.lengths).reshape(-1, 1, 1)
+    """(*layout.rows, Hq) int64: the key that each row must find, one that it sees if it sees any."""
+    shape = *layout.rows, problem.heads_q
+    sequence, query = (each[..., None] for each in layout.owners())
+    queries, sk = (xp.asarray(each)[sequence] for each in (layout.queries, layout.lengths))
     make.stream += 1
-    word = make.words(b * sq * hq)
-    draw = _mix32(word, 0x85EBCA6B).astype(np.int64).reshape(b, sq, hq)
-    word = word.astype(np.int64).reshape(b, sq, hq)
-    first, end = visible_range(problem, xp.arange(sq, dtype=np.int64).reshape(1, sq, 1), sk)
+    word = make.words(prod(shape))
+    draw = _mix32(word, 0x85EBCA6B).astype(np.int64).reshape(shape)
+    word = word.astype(np.int64).reshape(shape)
+    first, end = visible_range(problem, query, sk, queries)
     anywhere = first + draw % xp.maximum(end - first, 1)
     before = (word >> 8) & 1  # the last key before an edge or the first after it
     tile_edge = anywhere // 16 * 16 - before  # every tile is a multiple of 16 keys
@@ -230,11 +229,10 @@ def _targets(xp, make: _Generator, problem: Problem, layout: Layout):
     return xp.maximum(xp.minimum(target, end - 1), xp.minimum(first, sk - 1)).clip(0, xp.maximum(sk - 1, 0))
 
 
-def _mix(xp, problem: Problem, normal, needles):
-    """Rows of needles, normal, large and zero q by turns of 64 rows, shifted by head and batch entry."""
-    b, sq, hq = problem.batch, problem.seqlen_q, problem.heads_q
-    turn = (xp.arange(b).reshape(b, 1, 1, 1) + (xp.arange(sq) // ROWS).reshape(1, sq, 1, 1)
-            + xp.arange(hq).reshape(1, 1, hq, 1)) % 4
+def _mix(xp, problem: Problem, layout: Layout, normal, needles):
+    """Rows of needles, normal, large and zero q by turns of 64 rows, shifted by head and sequence."""
+    sequence, query = (each[..., None, None] for each in layout.owners())
+    turn = (sequence + query // ROWS + xp.arange(problem.heads_q).reshape(1, 1, -1, 1)) % 4
     word = bits(normal, problem.dtype)
     sixteenfold = word + word.dtype.type(4 << MANTISSA_BITS[problem.dtype])  # exponent + 4
     mixed = xp.where(turn == 2, sixteenfold, xp.where(turn == 3, word & 0, word))
@@ -253,18 +251,20 @@ def _poison_unused(layout: Layout, k, v) -> None:
 def _poison_hidden(layout: Layout, k, v) -> np.ndarray:
     """Makes K and V non-finite where nobody sees them, and K at the outermost visible keys.
 
-    Returns (Sq,) bool: the rows that do see such a K. Every other row must be as if the key were finite.
+    Returns a bool for each of layout.rows[1] rows: those that do see such a K. Every other row must be as if the key were finite.
     """
     problem = layout.problem
-    sq = problem.seqlen_q
-    exempt = np.zeros(sq, bool)
-    rows = np.arange(sq, dtype=np.int64)
+    exempt = np.zeros(layout.rows[1], bool)
     nan = NAN_BITS[problem.kv_dtype]
     k_bits, v_bits = bits(k, problem.kv_dtype), bits(v, problem.kv_dtype)
-    for length, batches in layout.by_length():
-        if sq == 0 or length == 0:
+    for queries, length, batches in layout.by_lengths():
+        if length == 0:
             continue
-        first, end = visible_range(problem, rows, length)
+        if queries == 0:
+            for word in (k_bits, v_bits):
+                layout.fill(word, batches, 0, length, nan)
+            continue
+        first, end = visible_range(problem, np.arange(queries, dtype=np.int64), length, queries)
         seen_first, seen_end = int(first.min()), max(int(end.max()), int(first.min()))
         for word in (k_bits, v_bits):
             layout.fill(word, batches, 0, seen_first, nan)
@@ -273,7 +273,8 @@ def _poison_hidden(layout: Layout, k, v) -> np.ndarray:
         edges += [] if problem.window_left is None else [seen_first]
         for key in edges:
             sees = (first <= key) & (key < end)
-            if seen_first <= key < seen_end and sees.sum() <= sq // 2:  # keep rows to check
+            if seen_first <= key < seen_end and sees.sum() <= queries // 2:  # keep rows to check
                 layout.fill(k_bits, batches, key, key + 1, nan)
-                exempt |= sees
+                for start in layout.query_starts[batches] if problem.packed else [0]:
+                    exempt[start:start + queries] |= sees
     return exempt

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .inputs import ROWS, Inputs, visible_range
+from .layout import Layout
 from .numerics import bits, host, matmul, rounded, to_float32, ulp
 from .problem import Problem
 
@@ -26,7 +27,7 @@ class Expected:
 
     inputs: Inputs = field(repr=False)
     blocks: np.ndarray = field(repr=False)  # (n, 3) int64: batch, head, index of the 64-row block
-    index: tuple = field(repr=False)  # (batch (n, 1), rows (n, 64), head (n, 1)) for gathering from arrays of `inputs.xp`
+    index: tuple = field(repr=False)  # of each row, in the output: two (n, 64) or (n, 1) arrays of `inputs.xp`, and head (n, 1)
     skip: object = field(repr=False)  # (n, 64) bool
     out: object = field(repr=False)  # (n, 64, Dv) float64
     nothing: object = field(repr=False)  # (n, 64) bool: rows that see no key, whose out is exactly 0
@@ -35,33 +36,43 @@ class Expected:
     allowed: np.ndarray = field(repr=False)  # (n,) what a kernel's error may be
 
 
-def all_blocks(problem: Problem) -> np.ndarray:
-    """(n, 3) int64: every (batch, head, block of 64 rows)."""
-    shape = problem.batch, problem.heads_q, -(-problem.seqlen_q // ROWS)
-    return np.stack(np.unravel_index(np.arange(np.prod(shape)), shape), -1).astype(np.int64).reshape(-1, 3)
+def all_blocks(layout: Layout) -> np.ndarray:
+    """(n, 3) int64: every (batch entry or packed sequence, head, block of 64 rows)."""
+    bands = -(-layout.queries // ROWS)
+    sequence = np.repeat(np.arange(len(bands)), bands)
+    band = np.arange(len(sequence)) - np.repeat(np.cumsum(bands) - bands, bands)
+    heads = layout.problem.heads_q
+    blocks = np.stack([np.repeat(sequence, heads), np.tile(np.arange(heads), len(sequence)), np.repeat(band, heads)], -1)
+    return blocks[np.lexsort(blocks.T[::-1])].astype(np.int64)
 
 
-def sampled_blocks(problem: Problem, count: int | None, seed: int = 0) -> np.ndarray:
+def sampled_blocks(layout: Layout, count: int | None, seed: int = 0) -> np.ndarray:
     """`count` of the blocks, or all if it is None or there are no more: the corners, and rows drawn evenly, each head in turn."""
-    blocks = all_blocks(problem)
-    if count is None or len(blocks) <= count:
-        return blocks
-    bands = -(-problem.seqlen_q // ROWS)
-    corners = {(b, h, r) for b in (0, problem.batch - 1) for h in (0, problem.heads_q - 1) for r in (0, bands - 1)}
+    if count is None or _block_count(layout) <= count:
+        return all_blocks(layout)
+    bands, heads_q = -(-layout.queries // ROWS), layout.problem.heads_q
+    filled = np.flatnonzero(bands)
+    corners = {(int(b), h, r) for b in filled[[0, -1]] for h in (0, heads_q - 1) for r in (0, int(bands[b]) - 1)}
     chosen = sorted(corners)[:count]
     random = np.random.default_rng([seed, 64])
-    heads = random.permutation(problem.heads_q)
+    heads = random.permutation(heads_q)
     strata = random.permutation(count - len(chosen))
+    share = np.cumsum(bands) / bands.sum()  # of all rows, those of sequences up to each: long ones are drawn more often
     for n, stratum in enumerate(strata):
-        row = int(bands * (stratum + random.random()) / len(strata))
-        chosen.append((int(random.integers(problem.batch)), int(heads[n % len(heads)]), row))
+        position = (stratum + random.random()) / len(strata)
+        sequence = int(np.searchsorted(share, random.random(), "right"))
+        chosen.append((sequence, int(heads[n % len(heads)]), int(bands[sequence] * position)))
     return np.unique(np.array(chosen, np.int64), axis=0)
+
+
+def _block_count(layout: Layout) -> int:
+    return int((-(-layout.queries // ROWS)).sum()) * layout.problem.heads_q
 
 
 def expect(inputs: Inputs, blocks: np.ndarray | None = None) -> Expected:
     """The reference and the tolerance for `blocks` ((n, 3), as `all_blocks` gives; None: all of them)."""
     problem, xp = inputs.problem, inputs.xp
-    blocks = all_blocks(problem) if blocks is None else blocks
+    blocks = all_blocks(inputs.layout) if blocks is None else blocks
     first, end = _key_range(inputs, blocks)
     out = xp.zeros((len(blocks), ROWS, problem.head_dim_v), np.float64)
     lse = xp.zeros((len(blocks), ROWS), np.float64)
@@ -79,7 +90,8 @@ def expect(inputs: Inputs, blocks: np.ndarray | None = None) -> Expected:
             peak[chunk] = host(xp.abs(xp.where(skipped, 0, exact)).max((1, 2)))
     factor = 3 if problem.softcap else 2
     allowed = factor * error + ulp(peak, problem.out_dtype)
-    index = tuple(xp.asarray(x) for x in (blocks[:, :1], _rows(problem, blocks), blocks[:, 1:2]))
+    rows = inputs.layout.at_query(*(xp.asarray(x) for x in (blocks[:, :1], _rows(inputs.layout, blocks))))
+    index = *rows, xp.asarray(blocks[:, 1:2])
     return Expected(inputs, blocks, index, xp.asarray(skip), out, abs(out).max(-1) == 0, lse, error, allowed)
 
 
@@ -95,7 +107,8 @@ class _Tile:
     visible: object  # (n, 64, W) bool
     head: object  # (n,)
     batch: object  # (n,)
-    length: object  # (n,) int64: keys of the block's sequence
+    queries: object  # (n,) int64: of the block's sequence
+    length: object  # (n,) int64: keys of it
 
 
 def _attend(inputs: Inputs, tile: _Tile, dtype):
@@ -110,7 +123,7 @@ def _attend(inputs: Inputs, tile: _Tile, dtype):
     if inputs.alibi_slopes is not None:
         slopes = inputs.alibi_slopes
         slopes = slopes[tile.head] if slopes.ndim == 1 else slopes[tile.batch, tile.head]
-        distance = tile.rows[..., None] + (tile.length - problem.seqlen_q)[:, None, None] - tile.keys[:, None]
+        distance = tile.rows[..., None] + (tile.length - tile.queries)[:, None, None] - tile.keys[:, None]
         s = s - slopes.astype(dtype)[:, None, None] * xp.abs(distance).astype(dtype)
     s = xp.where(tile.visible, s, dtype(-np.inf))
     # The sink is one more column, with no value: it also keeps the maximum defined when there are no keys.
@@ -151,17 +164,17 @@ def _gather(inputs: Inputs, blocks: np.ndarray, first: np.ndarray, end: np.ndarr
     xp, problem = inputs.xp, inputs.problem
     width = int((end - first).max())
     batch, head = xp.asarray(blocks[:, 0]), xp.asarray(blocks[:, 1])
-    rows = xp.asarray(_rows(problem, blocks))
+    rows = xp.asarray(_rows(inputs.layout, blocks))
     keys = xp.asarray(first)[:, None] + xp.arange(width)
     inside = keys < xp.asarray(end)[:, None]
-    length = xp.asarray(inputs.layout.lengths[blocks[:, 0]])
-    row_first, row_end = visible_range(problem, rows, length[:, None])
+    queries, length = (xp.asarray(each[blocks[:, 0]]) for each in (inputs.layout.queries, inputs.layout.lengths))
+    row_first, row_end = visible_range(problem, rows, length[:, None], queries[:, None])
     visible = inside[:, None] & (keys[:, None] >= row_first[..., None]) & (keys[:, None] < row_end[..., None])
 
     def take(array, at, heads, name):
         return to_float32(bits(array, name)[(*at, heads[:, None])].view(array.dtype), name)
 
-    q = take(inputs.q, (batch[:, None], rows), head, problem.dtype)
+    q = take(inputs.q, inputs.layout.at_query(batch[:, None], rows), head, problem.dtype)
     if width:
         at = inputs.layout.at(batch[:, None], xp.minimum(keys, xp.maximum(length - 1, 0)[:, None]))
         k, v = (take(array, at, head // problem.group, problem.kv_dtype) for array in (inputs.k, inputs.v))
@@ -171,27 +184,28 @@ def _gather(inputs: Inputs, blocks: np.ndarray, first: np.ndarray, end: np.ndarr
         v = xp.where(inside[..., None], v, np.float32(0))
     else:
         k, v = (xp.zeros((len(blocks), 0, d), np.float32) for d in (problem.head_dim, problem.head_dim_v))
-    return _Tile(q, k, v, rows, keys, visible, head, batch, length)
+    return _Tile(q, k, v, rows, keys, visible, head, batch, queries, length)
 
 
-def _rows(problem: Problem, blocks: np.ndarray) -> np.ndarray:
+def _rows(layout: Layout, blocks: np.ndarray) -> np.ndarray:
     """(n, 64) int64: the rows of each block; the last one repeats where a block is not full."""
-    return np.minimum(blocks[:, 2:] * ROWS + np.arange(ROWS), problem.seqlen_q - 1)
+    return np.minimum(blocks[:, 2:] * ROWS + np.arange(ROWS), layout.queries[blocks[:, :1]] - 1)
 
 
 def _key_range(inputs: Inputs, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(first, end), each (n,): all keys that some row of the block sees. Both bounds grow with the row."""
-    problem = inputs.problem
-    rows, length = _rows(problem, blocks), inputs.layout.lengths[blocks[:, 0]]
-    first, end = visible_range(problem, rows[:, 0], length)[0], visible_range(problem, rows[:, -1], length)[1]
+    problem, layout = inputs.problem, inputs.layout
+    rows, (queries, length) = _rows(layout, blocks), (each[blocks[:, 0]] for each in (layout.queries, layout.lengths))
+    first = visible_range(problem, rows[:, 0], length, queries)[0]
+    end = visible_range(problem, rows[:, -1], length, queries)[1]
     return first, np.maximum(first, end)
 
 
 def _skipped(inputs: Inputs, blocks: np.ndarray) -> np.ndarray:
-    rows = blocks[:, 2:] * ROWS + np.arange(ROWS)
-    skip = rows >= inputs.problem.seqlen_q
+    skip = blocks[:, 2:] * ROWS + np.arange(ROWS) >= inputs.layout.queries[blocks[:, :1]]
     if inputs.exempt is not None:
-        skip |= inputs.exempt[np.minimum(rows, inputs.problem.seqlen_q - 1)]
+        row = _rows(inputs.layout, blocks)
+        skip |= inputs.exempt[row + inputs.layout.query_starts[blocks[:, :1]] if inputs.problem.packed else row]
     return skip
 
 

@@ -45,7 +45,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class InputSet:
-    """Arrays for one call: the `Inputs` and an output (B, Sq, Hq, Dv)."""
+    """Arrays for one call: the `Inputs` and an output, (B, Sq, Hq, Dv) or packed as q is."""
 
     inputs: Inputs
     out: object
@@ -77,7 +77,7 @@ class Bench:
 
         self.problem, self.gpu, self.graph = problem, gpu, uses_graph(problem, gpu)
         first = make_inputs(problem, "random", seed, cupy)
-        shape = problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim_v
+        shape = *first.layout.rows, problem.heads_q, problem.head_dim_v
         self.sets: list[InputSet] = []
         for i in range(set_count(problem, gpu)):
             inputs = first if i == 0 else replace(first, q=first.q.copy(), k=first.k.copy(), v=first.v.copy())

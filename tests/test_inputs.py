@@ -112,11 +112,38 @@ def test_masked_nan_hides_and_exempts(features, sizes):
     assert np.isfinite(to_float32(inputs.q, p.dtype)).all()
 
 
+@pytest.mark.parametrize("source", ["varlen", "page16"])
+@pytest.mark.parametrize("batch", [1, 2, 3, 9])
+def test_packed_sequences_are_of_any_length(batch, source):
+    p = Problem.parse(f"forward-bf16-b{batch}-h4x2-q90-k140-d16-causal-{source}")
+    lengths = [make_inputs(p, "masked_nan", seed).layout.sequences for seed in range(8)]
+    assert all((90, 140) in each and len(each) == batch for each in lengths)
+    everything = set().union(*lengths)
+    if batch > 1:
+        assert any(q == 0 and k > 0 for q, k in everything)
+    if batch > 2:
+        assert any(k == 0 and q > 0 for q, k in everything)
+    if batch > 3:
+        assert any(q > k > 0 for q, k in everything) and (1, 1) in everything
+    usual = make_inputs(p, "random", 0).layout
+    assert sorted(usual.sequences, reverse=True) == list(p.sequences) and p.flops_of(usual.sequences) == p.flops
+
+
+def test_packed_keys_that_nobody_sees_are_not_finite():
+    p = Problem.parse("forward-bf16-b7-h2x1-q60-k90-d16-causal-left20-varlen")
+    inputs = make_inputs(p, "masked_nan", 1)
+    layout, bad = inputs.layout, np.isnan(to_float32(inputs.v, "bf16")[0, :, 0, 0])
+    assert layout.unused() is None and len(bad) == layout.key_starts[-1] and layout.rows == (1, len(inputs.exempt))
+    for (queries, keys), start in zip(layout.sequences, layout.key_starts):
+        hidden = max(0, keys - queries - 20) if queries else keys
+        assert bad[start:start + keys].sum() == hidden and bad[start:start + hidden].all()
+
+
 def test_bad_kinds_and_sources_are_refused():
     with pytest.raises(ValueError, match="input kind is 'odd'; allowed are random"):
         make_inputs(Problem(), "odd")
     with pytest.raises(ValueError, match="varlen"):
-        make_inputs(Problem(kv="varlen"), "random")
+        make_inputs(Problem(op="decode", kv="varlen"), "random")
 
 
 @settings(deadline=None)

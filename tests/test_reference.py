@@ -1,6 +1,7 @@
 """The reference is attention as the design words it, computed here key by key; samples cover what they must."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from autotune import reference
 from autotune.inputs import KINDS, make_inputs
 from autotune.numerics import matmul, to_float32
+from autotune.layout import Layout
 from autotune.problem import Problem
 from autotune.reference import all_blocks, expect, sampled_blocks
 
@@ -83,25 +85,25 @@ def test_chunks_do_not_change_the_result(monkeypatch):
 
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 5000), st.integers(1, 200), st.integers(0, 5))
 def test_samples(batch, heads, rows, count, seed):
-    p = Problem(batch=batch, heads_q=heads, seqlen_q=rows, seqlen_k=1)
-    everything = {tuple(b) for b in all_blocks(p)}
+    layout = Layout(Problem(batch=batch, heads_q=heads, seqlen_q=rows, seqlen_k=1), "random", 0)
+    everything = {tuple(b) for b in all_blocks(layout)}
     bands = -(-rows // 64)
     assert len(everything) == batch * heads * bands and max(b[2] for b in everything) == bands - 1
-    sample = sampled_blocks(p, count, seed)
+    sample = sampled_blocks(layout, count, seed)
     chosen = {tuple(b) for b in sample}
     assert chosen <= everything and len(chosen) == len(sample) <= max(count, 1) or len(everything) <= count
     if len(everything) > count:
-        assert np.array_equal(sample, sampled_blocks(p, count, seed))
+        assert np.array_equal(sample, sampled_blocks(layout, count, seed))
         if count >= 8 + heads:
             assert {0, bands - 1} <= {b[2] for b in chosen} and {b[1] for b in chosen} == set(range(heads))
     else:
         assert chosen == everything
-    assert len(sampled_blocks(p, None)) == len(everything)
+    assert len(sampled_blocks(layout, None)) == len(everything)
 
 
 def test_nothing_to_check():
     for p in (Problem(seqlen_q=0), Problem(batch=0, seqlen_q=3)):
-        assert len(all_blocks(p)) == 0
+        assert len(all_blocks(Layout(p, "random", 0))) == 0
 
 
 @pytest.mark.gpu
@@ -117,3 +119,27 @@ def test_gpu_products_and_references():
     p = Problem.parse("forward-bf16-b1-h4x2-q130-k200-d64-causal-left90-softcap30-alibi-sinks")
     here, there = expect(make_inputs(p, "random")), expect(make_inputs(p, "random", xp=cupy))
     assert np.allclose(here.lse, there.lse.get(), atol=0.02) and np.allclose(here.out, there.out.get(), atol=0.02)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "masked_nan"])
+@pytest.mark.parametrize("source", ["varlen", "page16", "page3"])
+def test_packed_sequences_are_as_each_alone(source, kind):
+    packed = make_inputs(Problem.parse(f"forward-bf16-b6-h4x2-q90-k140-d16x8-causal-left60-alibi-{source}"), kind, 7)
+    p, layout = packed.problem, packed.layout
+    assert packed.q.shape[:2] == (1, layout.queries.sum()) == layout.rows
+    assert {0, 90} <= set(layout.queries) or kind == "random"
+    expected = expect(packed)
+    assert len(expected.blocks) == sum(-(-layout.queries // 64)) * 4
+    for n, (sequence, head, band) in enumerate(expected.blocks):
+        queries, keys, start = int(layout.queries[sequence]), int(layout.lengths[sequence]), int(layout.query_starts[sequence])
+        slopes = packed.alibi_slopes if packed.alibi_slopes.ndim == 1 else packed.alibi_slopes[sequence:sequence + 1]
+        where = layout.at(np.full(keys, sequence), np.arange(keys))
+        alone = Problem.parse(f"forward-bf16-b1-h4x2-q{queries}-k{keys}-d16x8-causal-left60-alibi")
+        inputs = replace(packed, problem=alone, layout=Layout(alone, "random", 0), alibi_slopes=slopes, exempt=None,
+                         q=packed.q[:, start:start + queries], k=packed.k[where][None], v=packed.v[where][None])
+        single = expect(inputs, np.array([[0, head, band]]))
+        for name in ("out", "lse", "skip", "nothing"):
+            assert np.allclose(getattr(expected, name)[n], getattr(single, name)[0], rtol=1e-12, atol=1e-13), name
+        outer, row, of_head = (index[n].ravel() for index in expected.index)
+        here = np.arange(64).clip(max=queries - 1 - 64 * band) + 64 * band + start
+        assert not outer.any() and of_head == head and np.array_equal(row, here)

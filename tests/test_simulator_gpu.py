@@ -37,7 +37,7 @@ def test_the_gpu_gives_what_the_simulator_gives(name, number):
         verify.runner(problem, config, binary, 0)(make_inputs(problem, kind, number, cupy), *on_gpu)
         gpu_out, gpu_lse = (array.get() for array in on_gpu)
 
-        expected = expect(inputs, sampled_blocks(problem, None, 0))
+        expected = expect(inputs, sampled_blocks(inputs.layout, None, 0))
         as_float = [to_float32(bits(array, problem.out_dtype)[expected.index].view(array.dtype), problem.out_dtype)
                     for array in (gpu_out, out)]
         difference = np.abs(as_float[0] - as_float[1]).max((1, 2))
