@@ -163,7 +163,8 @@ BOXES = """
         fence_async_proxy();
         sync_block();
         if (thread_id() == 0) {
-            tma_store(p.store, smem_base(), at[n][0], at[n][1], at[n][2], at[n][3]);
+            // A store may end beyond its tensor, but not begin before it: an H200 stops with an illegal instruction.
+            tma_store(p.store, smem_base(), max_of(at[n][0], 0), max_of(at[n][1], 0), at[n][2], at[n][3]);
             tma_store_commit();
             tma_store_wait_read();
         }
@@ -215,7 +216,7 @@ WGMMA_NAMES = ("wgmma_qk", "wgmma_pv", "wgmma_fence", "wgmma_commit", "wgmma_wai
 PROBES = (
     Probe("exp2", ("exp2_approx",), EACH.format("exp2_approx(in[i])"), floats(256, 60, SPECIAL), floats=True, float_error=-4e-7),
     Probe("log2", ("log2_approx",), EACH.format("log2_approx(fabsf(in[i]))"), floats(256, 60, SPECIAL), floats=True,
-          float_error=-4e-7),
+          float_error=1e-7),  # of the largest: near 1 the instruction promises 2^-22, not a relative error
     Probe("reciprocal", ("reciprocal_approx",), EACH.format("reciprocal_approx(in[i])"), floats(256, 9, SPECIAL), floats=True,
           float_error=-3e-7),
     Probe("pack2 bf16", ("pack2",), EACH_WORD.format("pack2<bf16>(in[2 * i], in[2 * i + 1])"), floats(512, 9, SPECIAL), arch=80),

@@ -6,6 +6,7 @@ compile for the arch that they need, and no wrapper may be without twin or probe
 
 import re
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,6 +124,13 @@ def test_probes_run_on_the_simulator_and_depend_on_their_data(probe):
     assert_same(probe, on_simulator(probe, probe.data(np.random.default_rng(1)), 4), first)
     if "p.in" in probe.body:
         assert (on_simulator(probe, probe.data(np.random.default_rng(2)), 0) != first).any()
+
+
+def test_a_store_that_begins_before_its_tensor_is_found():
+    probe = next(probe for probe in PROBES if probe.name == "boxes of a tensor")
+    wrong = replace(probe, body=probe.body.replace("max_of(at[n][0], 0)", "at[n][0]"))
+    with pytest.raises(AssertionError, match="begins before its tensor"):
+        on_simulator(wrong, wrong.data(np.random.default_rng(0)), 0)
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=str)

@@ -78,13 +78,21 @@ def test_our_own_kernels_compile():
     pytest.importorskip("cupy")
     from cupy.cuda import nvrtc
 
+    from autotune import readfloor
     from autotune.numerics import PRODUCT_SOURCE
 
-    for source in (timing.FLUSH_SOURCE, PRODUCT_SOURCE):
+    entries = {timing.FLUSH_SOURCE: ("flush",), PRODUCT_SOURCE: ("product_f32", "product_f64"), readfloor.SOURCE: ("read_cache",)}
+    for source, names in entries.items():
         program = nvrtc.createProgram(source, "source.cu", (), ())
         nvrtc.compileProgram(program, ("-arch=sm_90", "--std=c++17"))
         ptx = nvrtc.getPTX(program)
-        assert b".entry flush" in ptx or b".entry product_f32" in ptx and b".entry product_f64" in ptx
+        assert all(f".entry {name}".encode() in ptx for name in names)
+
+
+def test_decode_steps_of_any_size_are_timed_by_graph():
+    for text, sets in (("b1-h32x8-q1-k4096-d128", 9), ("b64-h32x8-q1-k8192-d128", 2), ("b128-h32x8-q1-k65536-d128", 1)):
+        problem = Problem.parse(f"decode-bf16-{text}")
+        assert timing.uses_graph(problem, H200) and timing.set_count(problem, H200) == sets
 
 
 @pytest.mark.gpu
@@ -94,20 +102,20 @@ def test_bench_reads_memory_cold():
     from autotune.gpu import detect
 
     gpu = detect()
-    problem = Problem.parse("forward-bf16-b1-h8x8-q1024-k1024-d128")  # 8 MB: one set would stay in L2
+    problem = Problem.parse("forward-bf16-b1-h8x8-q4096-k4096-d128")  # 3 x 8 MB are read and written: one set stays in L2
     bench = timing.Bench(problem, gpu)
-    add = cupy.ElementwiseKernel("uint16 x, uint16 y", "uint16 z", "z = x + y", "add_words")
+    add = cupy.ElementwiseKernel("uint64 x, uint64 y", "uint64 z", "z = x + y", "add_words")
 
     def launch(i):
         x = bench.sets[i].inputs
-        add(x.q.view(cupy.uint16), x.k.view(cupy.uint16), bench.sets[i].out.view(cupy.uint16))
+        add(x.q.view(cupy.uint64), x.k.view(cupy.uint64), bench.sets[i].out.view(cupy.uint64))
 
     alone = timing.Bench(problem, gpu)
     alone.sets = alone.sets[:1]
     cold, queued = bench.interleave([timing.Candidate("a", launch), timing.Candidate("b", launch, capturable=False)])
     warm = alone.time(timing.Candidate("warm", launch))
     assert cold.ok and queued.ok and queued.policy.startswith("queue")
-    assert warm.time_us < cold.time_us and cold.time_us > 6e6 / gpu["bandwidth_gb_s"] / 1e3
+    assert warm.time_us < cold.time_us and cold.time_us > 24e6 / gpu["bandwidth_gb_s"] / 1e3
     words = cupy.asnumpy(bench.sets[1].out.view(cupy.uint16))
     q, k = (cupy.asnumpy(a.view(cupy.uint16)) for a in (bench.sets[1].inputs.q, bench.sets[1].inputs.k))
     assert np.array_equal(words, q + k)

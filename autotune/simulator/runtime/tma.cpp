@@ -38,6 +38,8 @@ Box checked_box(const void* tensor, u32 address, const int (&at)[4], bool writes
     if (address < SHARED_BASE || u64(address) + box.bytes() > u64(SHARED_BASE) + block.smem_bytes)
         fatal("out of bounds", line, format("a box of %u bytes stands at shared byte %d; the block has %u", box.bytes(),
                                             int(address - SHARED_BASE), block.smem_bytes));
+    if (writes_global && std::any_of(at, at + 4, [](int first) { return first < 0; }))  // an H200 stops: illegal instruction
+        fatal("out of bounds", line, "a box to store begins before its tensor; only a load may");
     for (long i = 0; i < box.lines(); ++i) {
         long before, inside;
         if (const u8* there = box.global(i, before, inside)) check_global(there, int(inside), 1, writes_global, line);
