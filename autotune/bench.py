@@ -9,7 +9,7 @@ import math
 import shlex
 import sys
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Callable, Mapping, Sequence
 
@@ -19,6 +19,7 @@ from .peers import PEERS, Peer
 from .problem import Problem
 
 OURS = "autotune"
+LARGE_CACHE_BYTES = 200e6  # from here on, launch and merging are a few percent of what reading takes
 
 
 class BenchError(RuntimeError):
@@ -50,6 +51,12 @@ class Row:
     ours: Timing
     peers: Mapping[str, Timing]
     why: str = ""  # the lookup's reason, in words
+    read: Timing | None = None  # of a kernel that only reads the cache, where there is one
+
+    @property
+    def read_share(self) -> float | None:
+        """The share of that kernel's bandwidth that ours reaches."""
+        return self.read and self.read.time_us / self.ours.time_us
 
     @property
     def best_peer(self) -> str | None:
@@ -90,10 +97,32 @@ class Report:
         return min((row.ratio for row in self.rows if row.peers), default=None)
 
     @property
+    def read_share(self) -> float | None:
+        """The least share of reading bandwidth among rows whose cache is `LARGE_CACHE_BYTES` or more; None if there is none."""
+        large = [row.read_share for row in self.rows if row.read and row.problem.cache_bytes >= LARGE_CACHE_BYTES]
+        return min(large, default=None)
+
+    @property
+    def pairs(self) -> dict[str, dict[Problem, float]]:
+        """Speed over a cache / speed over the same keys in another one, if that is among the rows too: "e4m3_speed" over one of
+        the queries' dtype, "paged_speed" over one that is not paged."""
+        times = {row.problem: row.ours.time_us for row in self.rows if row.problem.op == "decode"}
+        found: dict[str, dict[Problem, float]] = {}
+        for problem, time_us in times.items():
+            for name, twin in (("e4m3_speed", replace(problem, kv_dtype=problem.dtype)),
+                               ("paged_speed", replace(problem, kv="dense", page_size=0))):
+                if twin != problem and twin in times:
+                    found.setdefault(name, {})[problem] = times[twin] / time_us
+        return found
+
+    @property
     def summary(self) -> dict[str, float | None]:
-        """geomean and worst of all rows, then the geomean of each of `groups` (None where no row of it was measured)."""
+        """geomean and worst of all rows, the geomean of each of `groups` (None where no row of it was measured), and where there
+        are any, the least `read_share` and the least of each kind of `pairs`."""
         grouped = {name: _geomean([row for row in self.rows if row.problem in group]) for name, group in self.groups.items()}
-        return {"geomean": self.geomean, "worst": self.worst, **grouped}
+        least = {"read_share": self.read_share, **{name: min(ratios.values()) for name, ratios in self.pairs.items()}}
+        return {"geomean": self.geomean, "worst": self.worst, **grouped,
+                **{f"least_{name}": value for name, value in least.items() if value is not None}}
 
 
 def _geomean(rows: Sequence[Row]) -> float | None:
@@ -112,7 +141,8 @@ def peers_of(text: str) -> list[Peer]:
 
 def run(problems: Sequence[Problem], peers: Sequence[Peer], gpu: Gpu, progress: Callable[[str], None],
         groups: Mapping[str, tuple[Problem, ...]] | None = None, alone: bool = False) -> Report:
-    """Times every problem that at least one peer can compute, or with `alone` all of them, on CUDA device 0, which is `gpu`.
+    """Times every problem that at least one peer can compute, decode steps and with `alone` all of them, on CUDA device 0, which
+    is `gpu`.
 
     Raises `BenchError` if a peer is not installed, or if nothing could be measured.
     """
@@ -125,7 +155,7 @@ def run(problems: Sequence[Problem], peers: Sequence[Peer], gpu: Gpu, progress: 
         reasons = {peer.name: peer.reject(problem) for peer in peers}
         skipped += [(problem, name, reason) for name, reason in reasons.items() if reason]
         able = [peer for peer in peers if not reasons[peer.name]]
-        if able or alone:
+        if able or alone or problem.op == "decode":
             work.append((problem, able))
     if work:
         progress(f"compiling what {len(work)} problems need")
@@ -134,9 +164,10 @@ def run(problems: Sequence[Problem], peers: Sequence[Peer], gpu: Gpu, progress: 
         row, failed = _measured(benchrun.measure_row, problem, able, gpu)
         benchrun.release()
         skipped += [(problem, name, reason) for name, reason in failed]
-        if row and (row.peers or alone):
+        if row and (row.peers or row.read or alone):
             rows.append(row)
-            progress(f"{problem}: " + (f"{row.ratio:.3f} x {row.best_peer}" if row.peers else f"{row.ours.time_us:.1f} us"))
+            progress(f"{problem}: " + (f"{row.ratio:.3f} x {row.best_peer}" if row.peers else f"{row.ours.time_us:.1f} us")
+                     + (f", {100 * row.read_share:.0f}% of reading" if row.read else ""))
     if not rows:
         reasons = "; ".join(f"{name} and {problem}: {why}" for problem, name, why in skipped[:3])
         raise BenchError(f"nothing could be measured: {reasons}")

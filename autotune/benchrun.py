@@ -24,6 +24,7 @@ from .kvcache import attention_with_kvcache
 from .numerics import array_dtype, bits
 from .peers import Peer
 from .problem import DTYPE_BYTES, Problem
+from .readfloor import readers
 from .reference import expect, sampled_blocks
 from .timing import Bench, Candidate
 
@@ -39,7 +40,8 @@ LEAST_ROUNDS = 5
 CHECKED_BLOCKS = 256  # (batch, head, 64 rows)
 OTHER_RESULT = 8.0  # error / allowed error from which a peer has computed something else, a different mask for example
 
-TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "e4m3": "float8_e4m3fn"}
+READ = "read "  # candidates that only read begin with it
 
 
 def get_ready(problems: Sequence[Problem], peers: Sequence[Peer]) -> None:
@@ -51,7 +53,7 @@ def get_ready(problems: Sequence[Problem], peers: Sequence[Peer]) -> None:
         ours = [pool.submit(prepare, problem) for problem in problems]
         for problem in problems:
             for peer in peers:
-                if peer.reject(problem) is None:
+                if peer.reject(problem) is None and problem.kv == "dense":
                     _call_once(peer, problem)
         for future in ours:
             future.exception()
@@ -67,7 +69,7 @@ def _call_once(peer: Peer, problem: Problem) -> None:
     sinks = torch.zeros(problem.heads_q, device="cuda") if served.sinks else None
     try:
         with torch.no_grad():
-            peer.make(served, sinks)(*(torch.zeros(shape, dtype=dtype, device="cuda") for shape in shapes))
+            peer.make(served, sinks, {})(*(torch.zeros(shape, dtype=dtype, device="cuda") for shape in shapes))
     except Exception:
         pass
 
@@ -80,7 +82,7 @@ def measure_row(problem: Problem, peers: Sequence[Peer], gpu: Gpu) -> tuple[Row 
     match = prepare(problem)[0]
     bench = Bench(problem, gpu)
     inputs = bench.sets[0].inputs
-    arrays = [_arrays(item.inputs, problem.dtype) for item in bench.sets]
+    arrays = [_arrays(item.inputs) for item in bench.sets]
     with _stream(bench.stream):
         _round_sinks(inputs)
         functions, notes, verdicts, failed = _judge(problem, peers, inputs, arrays[0])
@@ -88,6 +90,9 @@ def measure_row(problem: Problem, peers: Sequence[Peer], gpu: Gpu) -> tuple[Row 
             return None, [(OURS, f"our result is wrong: {verdicts[OURS].message}"), *failed]
         peaks = {name: _peak_bytes(functions[name], arrays[0]) for name in functions}
         candidates = [_candidate(bench, name, _launcher(function, arrays)) for name, function in functions.items()]
+        if problem.op == "decode":
+            reads = readers(problem, [item.inputs for item in bench.sets], gpu.sms)
+            candidates += [Candidate(f"{READ}{n}", read) for n, read in enumerate(reads)]
         rounds = _rounds(problem, gpu, len(candidates))
         runs = []
         for n in range(RUNS):
@@ -96,7 +101,14 @@ def measure_row(problem: Problem, peers: Sequence[Peer], gpu: Gpu) -> tuple[Row 
     used = sum(array.nbytes for array in (inputs.q, inputs.k, inputs.v))
     timings = {name: _timing([run[name] for run in runs], verdicts[name].worst_ratio, used + peaks[name], notes.get(name, ""))
                for name in functions}
-    return Row(problem, match.config, f"{match.tier}, {match.evidence}", timings.pop(OURS), timings, match.why), failed
+    return Row(problem, match.config, f"{match.tier}, {match.evidence}", timings.pop(OURS), timings, match.why,
+               _fastest_read(runs)), failed
+
+
+def _fastest_read(runs: Sequence[Mapping]) -> Timing | None:
+    """Of the kernels that only read, if there were any."""
+    names = [name for name in runs[0] if name.startswith(READ)]
+    return min((_timing([run[name] for run in runs], 0.0, 0, "") for name in names), key=lambda read: read.time_us, default=None)
 
 
 def _judge(problem: Problem, peers: Sequence[Peer], inputs: Inputs, arrays: tuple):
@@ -115,7 +127,7 @@ def _judge(problem: Problem, peers: Sequence[Peer], inputs: Inputs, arrays: tupl
     for peer in peers:
         served, note = peer.serves(problem)
         try:
-            function = peer.make(served, _as_torch(inputs.sinks, "fp32") if served.sinks else None)
+            function = peer.make(served, _as_torch(inputs.sinks, "fp32") if served.sinks else None, _cache(inputs))
             judged = verdict(served, function)
         except Exception as error:  # another library's: whatever it raises, it does not take part
             failed.append((peer.name, f"it fails: {(str(error).strip() or type(error).__name__).splitlines()[0]}"))
@@ -171,15 +183,26 @@ def _stream(stream):
             yield
 
 
-def _arrays(inputs: Inputs, dtype: str) -> tuple:
+def _arrays(inputs: Inputs) -> tuple:
     """q, k and v to call with."""
-    return tuple(array if torch is None else _as_torch(array, dtype) for array in (inputs.q, inputs.k, inputs.v))
+    dtypes = inputs.problem.dtype, inputs.problem.kv_dtype, inputs.problem.kv_dtype
+    arrays = inputs.q, inputs.k, inputs.v
+    return tuple(array if torch is None else _as_torch(array, dtype) for array, dtype in zip(arrays, dtypes))
+
+
+def _cache(inputs: Inputs) -> dict[str, object]:
+    """Where the keys of a paged cache stand, by the names that calls have for it; nothing for full sequences side by side."""
+    layout = inputs.layout
+    if inputs.problem.op != "decode" or layout.table is None:
+        return {}
+    arrays = {"cache_seqlens": layout.device_lengths(), "page_table": layout.table}
+    return arrays if torch is None else {name: torch.as_tensor(array, device="cuda") for name, array in arrays.items()}
 
 
 def _as_torch(array, dtype: str):
-    """A torch tensor over `array`'s memory; torch reads no bfloat16 from an array interface."""
-    signed = cupy.int32 if dtype == "fp32" else cupy.int16
-    return torch.as_tensor(bits(array, dtype).view(signed), device="cuda").view(getattr(torch, TORCH_NAMES[dtype]))
+    """A torch tensor over `array`'s memory; torch reads neither bfloat16 nor 8-bit floats from an array interface."""
+    word = {4: cupy.int32, 2: cupy.int16, 1: cupy.uint8}[DTYPE_BYTES[dtype]]
+    return torch.as_tensor(bits(array, dtype).view(word), device="cuda").view(getattr(torch, TORCH_NAMES[dtype]))
 
 
 def _as_cupy(out, problem: Problem):
@@ -199,12 +222,15 @@ def _round_sinks(inputs: Inputs) -> None:
 
 
 def _ours(problem: Problem, inputs: Inputs) -> Callable:
-    sinks, slopes = (array if torch is None or array is None else _as_torch(array, "fp32")
-                     for array in (inputs.sinks, inputs.alibi_slopes))
+    sinks, slopes, k_scale, v_scale = (
+        array if torch is None or array is None else _as_torch(array, "fp32")
+        for array in (inputs.sinks, inputs.alibi_slopes, inputs.k_scales, inputs.v_scales))
     options = dict(causal=problem.causal, window=(problem.window_left, problem.window_right), softcap=problem.softcap,
                    sinks=sinks, alibi_slopes=slopes)
-    call = attention_with_kvcache if problem.op == "decode" else attention
-    return lambda q, k, v: call(q, k, v, **options)
+    if problem.op == "decode":
+        options |= dict(k_scale=k_scale, v_scale=v_scale, **_cache(inputs))
+        return lambda q, k, v: attention_with_kvcache(q, k, v, **options)
+    return lambda q, k, v: attention(q, k, v, **options)
 
 
 def _candidate(bench: Bench, name: str, launch: Callable[[int], None]) -> Candidate:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, replace
-from typing import Callable
+from typing import Callable, Mapping
 
 from .problem import Problem
 
@@ -13,16 +13,17 @@ NO_SINK = "no sink"
 
 @dataclass(frozen=True)
 class Peer:
-    """`reject(problem)` says why this peer cannot compute it, or None. `make(problem, sinks)` gives f(q, k, v) -> out, torch
-    tensors (B, S, H, D), with scale 1/sqrt(D); sinks (Hq,) float32 holds bfloat16 values, or is None. `module` must be
-    importable; `hint` says how it gets there. `serves(problem)` is what it computes instead where it cannot do all of it,
-    which is never more work, and a note that stands beside its time."""
+    """`reject(problem)` says why this peer cannot compute it, or None. `make(problem, sinks, cache)` gives f(q, k, v) -> out,
+    torch tensors (B, S, H, D) or pages, with scale 1/sqrt(D); sinks (Hq,) float32 holds bfloat16 values, or is None; `cache` has
+    cache_seqlens (B,) and page_table (B, pages), int32, for a paged cache, else nothing. `module` must be importable; `hint`
+    says how it gets there. `serves(problem)` is what it computes instead where it cannot do all of it, which is never more work,
+    and a note that stands beside its time."""
 
     name: str
     module: str
     hint: str
     reject: Callable[[Problem], "str | None"]
-    make: Callable[[Problem, object], Callable]
+    make: Callable[[Problem, object, Mapping[str, object]], Callable]
     serves: Callable[[Problem], tuple[Problem, str]] = lambda problem: (problem, "")
 
     def missing(self) -> str | None:
@@ -49,6 +50,8 @@ def _lacks(problem: Problem, *features: str) -> str | None:
         return f"it has no {problem.dtype}"
     if problem.kv != "dense":
         return f"it is called with dense keys here, not {problem.kv} ones"
+    if problem.kv_dtype != problem.dtype:
+        return f"it has no {problem.kv_dtype} cache under {problem.dtype} queries"
     return next((f"it has no {feature}" for feature in features if getattr(problem, feature)), None)
 
 
@@ -62,8 +65,8 @@ def _sdpa_rejects(problem: Problem) -> str | None:
     return None
 
 
-def _sdpa(backend: str) -> Callable[[Problem, object], Callable]:
-    def make(problem: Problem, sinks) -> Callable:
+def _sdpa(backend: str) -> Callable[[Problem, object, Mapping[str, object]], Callable]:
+    def make(problem: Problem, sinks, cache) -> Callable:
         import torch.nn.functional as F
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -91,26 +94,26 @@ def _flash_rejects(problem: Problem) -> str | None:
 def _fa3_rejects(problem: Problem) -> str | None:
     if problem.sinks and problem.mask != "window":
         return "it has no sinks"
-    return _flash_rejects(problem)
+    paged = problem.op == "decode" and problem.kv == "paged"
+    return _flash_rejects(replace(problem, kv="dense", page_size=0) if paged else problem)
 
 
 def _fa3_serves(problem: Problem) -> tuple[Problem, str]:
     return (replace(problem, sinks=False), NO_SINK) if problem.sinks else (problem, "")
 
 
-def _fa3(problem: Problem, sinks) -> Callable:
-    from flash_attn_interface import flash_attn_func
+def _fa3(problem: Problem, sinks, cache) -> Callable:
+    import flash_attn_interface
 
     window = tuple(-1 if side is None else side for side in (problem.window_left, problem.window_right))
-    options = {"softcap": problem.softcap} if problem.softcap else {}
+    options = {"causal": problem.causal, "window_size": window, **cache}
+    if problem.softcap:
+        options["softcap"] = problem.softcap
+    function = getattr(flash_attn_interface, "flash_attn_with_kvcache" if problem.op == "decode" else "flash_attn_func")
+    return lambda q, k, v: _first(function(q, k, v, **options))
 
-    def attend(q, k, v):
-        return _first(flash_attn_func(q, k, v, causal=problem.causal, window_size=window, **options))
 
-    return attend
-
-
-def _fa4(problem: Problem, sinks) -> Callable:
+def _fa4(problem: Problem, sinks, cache) -> Callable:
     import torch
     from flash_attn.cute import flash_attn_func
 

@@ -215,6 +215,11 @@ class Problem:
         """Bytes that any kernel must move: q, k, v read once, out written once."""
         return self.bytes_of(self.sequences) * self.batch // max(len(self.sequences), 1)
 
+    @property
+    def cache_bytes(self) -> int:
+        """Those of them that are keys and values, where all sequences are alike."""
+        return self.compulsory_bytes - self.batch * self.bytes_of([(self.seqlen_q, 0)])
+
     def bytes_of(self, lengths: Iterable[tuple[int, int]]) -> int:
         """The same for sequences of these (queries, keys)."""
         query = self.heads_q * (self.head_dim * DTYPE_BYTES[self.dtype] + self.head_dim_v * DTYPE_BYTES[self.out_dtype])

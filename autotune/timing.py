@@ -23,6 +23,7 @@ from .numerics import empty
 from .problem import Problem
 
 GRAPH_BELOW_US = 1000.0
+HUGE_SET = 64  # times the L2
 MAX_SETS = 512  # tiny problems: below this they fit L2 anyway, as they will in use
 REPLAY_US = 200.0  # a sample lasts at least this long; events resolve about 1 us
 WARM_UP_US = 5000.0  # clocks rise within this
@@ -52,7 +53,10 @@ class InputSet:
 
 
 def uses_graph(problem: Problem, gpu: Gpu) -> bool:
-    """Whether `problem` is timed by graph. From the roofline, so that all candidates and all runs agree."""
+    """Whether `problem` is timed by graph. From the roofline, so that all candidates and all runs agree. Decode steps are:
+    that is how they run in use."""
+    if problem.op == "decode":
+        return True
     if problem.dtype == "fp32":
         flops_per_us = gpu.sms * gpu["fma_flops_per_clock_sm"] * gpu["sm_clock_mhz"]
     else:
@@ -62,10 +66,11 @@ def uses_graph(problem: Problem, gpu: Gpu) -> bool:
 
 
 def set_count(problem: Problem, gpu: Gpu) -> int:
-    """How many input sets are together larger than twice the L2, one in use; 1 where a flush does the work."""
-    if not uses_graph(problem, gpu):
-        return 1
+    """How many input sets are together larger than twice the L2, one in use; 1 where a flush does the work, or where a set is so
+    large that what is left of it in L2 is nothing."""
     each = max(1, problem.compulsory_bytes)
+    if not uses_graph(problem, gpu) or each > HUGE_SET * gpu["l2_bytes"]:
+        return 1
     return min(MAX_SETS, 2 * gpu["l2_bytes"] // each + 2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -19,6 +20,9 @@ GPU = by_name("nvidia-h200")
 CAUSAL = Problem.parse("forward-bf16-b1-h32x8-q8192-k8192-d128-causal")
 SHORT = Problem.parse("forward-bf16-b16-h32x8-q128-k128-d128-causal")
 WINDOW = Problem.parse("forward-bf16-b1-h64x8-q8192-k8192-d64-causal-left127-sinks")
+
+DECODE, PAGED, E4M3 = (Problem.parse(f"decode-bf16-b32-h32x8-q1-k8192-d128{cache}") for cache in ("", "-page16", "-kve4m3"))
+TINY = Problem.parse("decode-bf16-b1-h32x8-q1-k1024-d128")
 
 KERNEL = default_config(CAUSAL, GPU).kernel
 
@@ -89,6 +93,41 @@ def test_the_table_shows_what_people_ask_for_and_what_was_left_out():
     assert skipped == f"not shown: {CAUSAL} by sdpa-cudnn: it fails"
 
 
+def decode_rows() -> tuple[Row, ...]:
+    """1.07 GB in 256 us, or half of it in 150; a cache of 4 MB."""
+    reads = {DECODE: 248.0, PAGED: 248.0, E4M3: 124.0, TINY: 2.0}
+    ours = {DECODE: 256.0, PAGED: 260.0, E4M3: 150.0, TINY: 5.0}
+    peers = {DECODE: {"fa3": 270.0}, PAGED: {"fa3": 280.0}, E4M3: {}, TINY: {"sdpa_cudnn": 9.0}}
+    return tuple(replace(row(problem, ours[problem], **peers[problem]), read=timing(reads[problem])) for problem in ours)
+
+
+def test_decode_steps_stand_beside_a_kernel_that_only_reads():
+    both = report(*decode_rows(), groups={"paged_geomean": (PAGED,)})
+    assert both.pairs == {"paged_speed": {PAGED: pytest.approx(256 / 260)}, "e4m3_speed": {E4M3: pytest.approx(256 / 150)}}
+    assert both.summary == {"geomean": pytest.approx((270 / 256 * 280 / 260 * 9 / 5) ** (1 / 3)),
+                            "worst": pytest.approx(270 / 256), "paged_geomean": pytest.approx(280 / 260), "least_read_share": pytest.approx(124 / 150),
+                            "least_paged_speed": pytest.approx(256 / 260), "least_e4m3_speed": pytest.approx(256 / 150)}
+    ours, peers, summary, pairs, _ = benchreport.show(both, GPU).split("\n\n")
+    # 32 * 8192 * 8 * 128 * 2 * 2 = 1.074 GB of keys and values; 32 tokens in 256 us
+    assert ours.splitlines()[2].split()[:7] == [DECODE.text, "256.0", "4.19", "248.0", "97%", "1.25e+05", "84"]
+    assert len(peers.splitlines()) == 5 and "on 3 problems" in summary
+    assert pairs.splitlines() == [f"speed over a contiguous cache: 0.985 x for {PAGED}",
+                                  f"speed over a cache of 16 bits: 1.707 x for {E4M3}"]
+
+
+def test_decode_steps_are_written_without_a_peer_too(tmp_path):
+    path = tmp_path / "decode.yaml"
+    benchreport.write(report(*decode_rows()), path)
+    assert "least_read_share" in path.read_text().split("summary:")[0]
+    data = yaml.safe_load(path.read_text())
+    assert list(data["problems"]) == [p.text for p in (DECODE, PAGED, E4M3, TINY)] and data["summary"]["least_e4m3_speed"] == 1.707
+    entry = data["problems"][E4M3.text]
+    assert "ratio" not in entry and entry["e4m3_speed"] == 1.707 and entry["read_share"] == 0.8267
+    assert entry["autotune"]["tb_per_s"] == 3.579 and entry["autotune"]["tokens_per_s"] == 213300.0
+    assert entry["read"]["time_us"] == 124.0 and entry["read"]["tb_per_s"] == 4.33
+    assert data["problems"][PAGED.text]["ratio"] == 1.077 and data["problems"][PAGED.text]["paged_speed"] == 0.9846
+
+
 def test_a_peer_that_computed_less_says_so():
     less = Timing(1500.0, 0.001, 21, 1980, 0.4, "graph", note="no sink")
     tuned = Row(WINDOW, default_config(WINDOW, GPU), "exact, measured", timing(1000.0), {"fa3": less})
@@ -103,6 +142,10 @@ def test_a_peer_that_computed_less_says_so():
     ("forward-bf16-b1-h64x8-q8192-k8192-d64-causal-left127", "no windows"),
     ("forward-bf16-b1-h64x8-q8192-k8192-d64-causal-sinks", "no sinks"),
     ("forward-fp32-b1-h8x8-q512-k512-d64", "no fp32"),
+    ("decode-bf16-b1-h32x8-q1-k4096-d128", None),
+    ("decode-bf16-b1-h32x8-q4-k4096-d128-causal", "top-left"),
+    ("decode-bf16-b1-h32x8-q1-k4096-d128-page16", "not paged ones"),
+    ("decode-bf16-b1-h32x8-q1-k4096-d128-kve4m3", "no e4m3 cache under bf16 queries"),
 ])
 def test_what_sdpa_cannot_compute(text, reason):
     for name in ("sdpa-flash", "sdpa-cudnn"):
@@ -121,6 +164,10 @@ def test_what_sdpa_cannot_compute(text, reason):
     ("fa3", "forward-bf16-b1-h16x8-q8192-k8192-d260-causal", "head dims to 256"),
     ("fa4", "forward-bf16-b1-h16x8-q8192-k8192-d100-causal", "multiples of 8"),
     ("fa3", "forward-bf16-b1-h16x8-q8192-k8192-d64-causal-varlen", "dense keys"),
+    ("fa3", "decode-bf16-b32-h32x8-q4-k8192-d128-causal-page16", None),
+    ("fa4", "decode-bf16-b32-h32x8-q1-k8192-d128-page16", "dense keys"),
+    ("fa3", "decode-bf16-b32-h32x8-q1-k8192-d128-page16-kve4m3", "no e4m3 cache"),
+    ("fa3", "forward-bf16-b1-h16x8-q8192-k8192-d64-causal-page16", "dense keys"),
 ])
 def test_what_flash_attention_cannot_compute(name, text, reason):
     said = PEERS[name].reject(Problem.parse(text))
@@ -133,21 +180,30 @@ def test_fa3_computes_a_window_with_sinks_without_them_and_says_so():
     assert PEERS["fa3"].serves(CAUSAL) == (CAUSAL, "") and PEERS["fa4"].serves(WINDOW) == (WINDOW, "")
 
 
-def fake_library(monkeypatch, name: str, result) -> list:
-    """A module called `name` whose flash_attn_func records its calls and returns `result`."""
+def fake_library(monkeypatch, name: str, result, function: str = "flash_attn_func") -> list:
+    """A module called `name` whose `function` records its calls and returns `result`."""
     calls = []
     for part in ("flash_attn", name):
         monkeypatch.setitem(sys.modules, part, ModuleType(part))
-    sys.modules[name].flash_attn_func = lambda *arrays, **options: calls.append((arrays, options)) or result
+    setattr(sys.modules[name], function, lambda *arrays, **options: calls.append((arrays, options)) or result)
     return calls
 
 
 def test_how_fa3_is_called(monkeypatch):
     calls = fake_library(monkeypatch, "flash_attn_interface", ("out", "lse"))
-    assert PEERS["fa3"].make(PEERS["fa3"].serves(WINDOW)[0], None)("q", "k", "v") == "out"
-    assert PEERS["fa3"].make(Problem(seqlen_q=8, seqlen_k=8, softcap=30.0), None)("q", "k", "v") == "out"
+    assert PEERS["fa3"].make(PEERS["fa3"].serves(WINDOW)[0], None, {})("q", "k", "v") == "out"
+    assert PEERS["fa3"].make(Problem(seqlen_q=8, seqlen_k=8, softcap=30.0), None, {})("q", "k", "v") == "out"
     assert calls == [(("q", "k", "v"), {"causal": True, "window_size": (127, 0)}),
                      (("q", "k", "v"), {"causal": False, "window_size": (-1, -1), "softcap": 30.0})]
+
+
+def test_fa3_decodes_over_caches(monkeypatch):
+    calls = fake_library(monkeypatch, "flash_attn_interface", ("out", "lse"), "flash_attn_with_kvcache")
+    cache = {"cache_seqlens": "lengths", "page_table": "table"}
+    assert PEERS["fa3"].make(PAGED, None, cache)("q", "k", "v") == "out"
+    assert PEERS["fa3"].make(replace(DECODE, window_left=127), None, {})("q", "k", "v") == "out"
+    assert calls == [(("q", "k", "v"), {"causal": False, "window_size": (-1, -1), **cache}),
+                     (("q", "k", "v"), {"causal": False, "window_size": (127, -1)})]
 
 
 def test_how_fa4_is_called(monkeypatch):
@@ -160,8 +216,8 @@ def test_how_fa4_is_called(monkeypatch):
         def to(self, dtype):
             return f"sinks as {dtype}"
 
-    assert PEERS["fa4"].make(WINDOW, Sinks())("q", "k", "v") == "out"
-    assert PEERS["fa4"].make(CAUSAL, None)("q", "k", "v") == "out"
+    assert PEERS["fa4"].make(WINDOW, Sinks(), {})("q", "k", "v") == "out"
+    assert PEERS["fa4"].make(CAUSAL, None, {})("q", "k", "v") == "out"
     assert calls == [(("q", "k", "v"), {"causal": True, "window_size": (127, 0), "learnable_sink": "sinks as bfloat16"}),
                      (("q", "k", "v"), {"causal": True, "window_size": (None, 0)})]
 
@@ -209,6 +265,8 @@ def test_problems_without_a_peer_are_left_out_or_stand_alone(monkeypatch):
     assert [r.problem for r in compared.rows] == [CAUSAL] and compared.skipped == ((WINDOW, "sdpa-flash", "it has no sinks"),)
     assert not compared.failed
     assert [r.problem for r in run(alone=True).rows] == [CAUSAL, WINDOW]
+    run = fake_run(monkeypatch, {E4M3: decode_rows()[2]})
+    assert [r.problem for r in run().rows] == [E4M3]
     with pytest.raises(BenchError, match="nothing could be measured: sdpa-flash and .*: it has no sinks"):
         fake_run(monkeypatch, {WINDOW: row(WINDOW, 3.0)})()
 

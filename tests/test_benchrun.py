@@ -87,7 +87,7 @@ def gpu(monkeypatch):
 
 
 def peer(name: str, function=None, serves=lambda problem: (problem, "")) -> Peer:
-    def make(problem, sinks):
+    def make(problem, sinks, cache):
         def attend(q, k, v):
             return (function or exact)(replace(make_inputs(problem, "random", 0, np), q=q, k=k, v=v, sinks=sinks))
 
@@ -133,6 +133,29 @@ def test_what_cannot_be_captured_is_timed_all_the_same(gpu, monkeypatch):
     monkeypatch.setitem(globals(), "UNCAPTURABLE", [True])
     row, failed = benchrun.measure_row(PROBLEM, [peer("one")], GPU)
     assert row.peers["one"].time_us == 5.0 and not failed
+
+
+def test_decode_steps_are_called_with_their_cache_and_timed_beside_a_read(gpu, monkeypatch):
+    problem = Problem.parse("decode-bf16-b2-h4x2-q1-k40-d32-page16-kve4m3")
+    wanted = make_inputs(problem, "random", 0, np)
+    calls = []
+
+    def attention_with_kvcache(q, k, v, *, cache_seqlens, page_table, k_scale, v_scale, causal, window, softcap, sinks,
+                               alibi_slopes):
+        assert (cache_seqlens == 40).all() and (page_table == wanted.layout.table).all() and not causal and sinks is None
+        assert (k_scale == wanted.k_scales).all() and (v_scale == wanted.v_scales).all()
+        return exact(wanted)
+
+    monkeypatch.setattr(benchrun, "attention_with_kvcache", attention_with_kvcache)
+    monkeypatch.setattr(benchrun, "readers", lambda problem, sets, sms: [calls.append] * 2)
+
+    def make(problem, sinks, cache):
+        assert set(cache) == {"cache_seqlens", "page_table"}
+        return lambda q, k, v: exact(wanted)
+
+    row, failed = benchrun.measure_row(problem, [Peer("one", "sys", "", lambda problem: None, make)], GPU)
+    assert not failed and FakeBench.orders[0] == [OURS, "one", "read 0", "read 1"] and set(row.peers) == {"one"}
+    assert calls == [1] * 6 and row.read.time_us == len("read 0") + 2 and row.read_share == row.read.time_us / row.ours.time_us
 
 
 def test_long_problems_take_fewer_rounds():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,16 @@ def test_the_forward_workload_has_every_row_that_is_published():
     assert set(workload.summary["without_window_geomean"]) == set(workload.problems) - {window}
 
 
+def test_the_decode_workload_pairs_pages_and_8_bit_caches_with_the_same_keys():
+    workload = read_workload(ROOT / "benchmarks" / "decode-h200.yaml")
+    assert {name: len(problems) for name, problems in workload.summary.items()} == {"contiguous_geomean": 11, "paged_geomean": 8}
+    paged, e4m3 = workload.groups["paged"], workload.groups["e4m3"]
+    assert {p.page_size for p in paged} == {1, 16, 64, 256} and all(p.kv_dtype == "e4m3" for p in e4m3)
+    assert {replace(p, kv="dense", page_size=0) for p in paged} == set(workload.groups["beside_paged"])
+    plain = [replace(p, kv_dtype="bf16") for p in e4m3]
+    assert set(plain) <= set(workload.problems) and all(p.cache_bytes >= 400e6 for p in plain)
+
+
 @pytest.mark.parametrize("text, words", [
     (b"\xff\xfe", "is not YAML"),
     ("groups: [", "is not YAML"),
@@ -48,7 +59,7 @@ def test_the_forward_workload_has_every_row_that_is_published():
     ("groups: {x: []}", "group x is .* must be a list of problems"),
     ("groups: {x: [llama]}", "group x: problem 'llama' is malformed"),
     ("groups: {x: [[1]]}", "group x"),
-    ("groups: {x: [7]}", "group x: a problem is a line of text"),
+    ("groups: {x: [7]}", "group x: 7 is no problem"),
     (f"groups: {{x: [{ONE}]}}\nsummary: {{a: z}}", "summary a names 'z'; the groups are x"),
     (f"groups: {{x: [{ONE}]}}\nsummary: {{a: [[x]]}}", "summary a names"),
     (f"groups: {{x: [{ONE}]}}\nsummary: [x]", "summary is .* must be a mapping"),
