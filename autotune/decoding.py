@@ -20,11 +20,12 @@ RESERVE = 1 << 18  # tickets set aside for captured graphs at a time: 1 MB, enou
 LEAST_TICKETS = 4096
 
 
-def params(launches: Launches, pointers: Mapping[str, int], strides: Mapping[str, Sequence[int]], table_stride: int = 0) -> tuple:
+def params(launches: Launches, pointers: Mapping[str, int], strides: Mapping[str, Sequence[int]], table_stride: int = 0,
+           slopes: tuple = ()) -> tuple:
     """All fields in order. `pointers` by name (absent: none); `strides` of q, k, v and out by (batch or page, row, head), of lse
-    by (batch, head), in elements."""
+    by (batch, head), in elements; `slopes` is (pointer, batch stride) of the ALiBi slopes, if there are any."""
     return (*(pointers.get(name, 0) for name in DECODE_POINTERS), *(s for name in DECODE_TENSORS for s in strides[name]),
-            *strides["lse"], table_stride, *launches.scalars)
+            *strides["lse"], table_stride, *launches.scalars, *slopes)
 
 
 def workspace(launches: Launches, head_dim_v: int) -> dict[str, tuple[int, ...]]:
@@ -56,13 +57,14 @@ class DecodePlan:
         self.unmapped = None
         self.sized = self.kernel.bind(problem, config)
         self._head_dim_v = problem.head_dim_v
-        self._packer = struct.Struct(params_format(self.kernel.fields))
+        self._packer = struct.Struct(params_format(self.kernel.params(problem.static)))
         self._main, self._combine = _bound(loaded, self.kernel.plan(problem, config))
 
     def run(self, launches: Launches, library, like, device: int, stream: int, capturing: Callable[[int], bool],
-            pointers: tuple, strides: tuple) -> None:
-        """Launches on `stream`. `pointers` are the first 11 of DECODE_POINTERS, `strides` all 15 in order. Workspace comes from
-        `library`, for `like`'s device; it may be used again once the call has returned, by later work on the stream."""
+            pointers: tuple, strides: tuple, slopes: tuple = ()) -> None:
+        """Launches on `stream`. `pointers` are the first 11 of DECODE_POINTERS, `strides` all 15 in order, `slopes` is as in
+        `params`. Workspace comes from `library`, for `like`'s device; it may be used again once the call has returned, by later
+        work on the stream."""
         partial_o = partial_statistics = tickets = 0
         if launches.slots:
             floats = launches.slots * launches.rows * self._head_dim_v
@@ -71,7 +73,7 @@ class DecodePlan:
             partial_statistics = partial_o + 4 * floats
             if launches.tickets:
                 tickets, keep = _tickets(library, like, device, stream, launches.tickets, capturing(stream))
-        fields = (*pointers, partial_o, partial_statistics, tickets, *strides, *launches.scalars)
+        fields = (*pointers, partial_o, partial_statistics, tickets, *strides, *launches.scalars, *slopes)
         self._main(launches.grid, stream, self._packer, fields)
         if launches.combine:
             self._combine(launches.combine, stream, self._packer, fields)
@@ -132,7 +134,7 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
 
     kernel = kernel_of(config)
     main, combine = _bound(launch.load(binary, device), kernel.plan(problem, config))
-    packer = struct.Struct(params_format(kernel.fields))
+    packer = struct.Struct(params_format(kernel.params(problem.static)))
     spaces: dict[bool, tuple] = {}
 
     def space(uniform: bool, scale: float):
@@ -157,10 +159,11 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
         if lse is not None:
             for array in arrays.values():
                 array.fill(cupy.nan)
+        slopes = () if inputs.alibi_slopes is None else (inputs.alibi_slopes.data.ptr, inputs.slopes_batch_stride)
         fields = params(launches, {name: array.data.ptr for name, array in pointers.items() if array is not None},
                         {**{name: [s // array.itemsize for s in array.strides[:3]] for name, array in tensors.items()},
                          "lse": (problem.heads_q * problem.seqlen_q, problem.seqlen_q)},
-                        0 if layout.table is None else layout.table.strides[0] // 4)
+                        0 if layout.table is None else layout.table.strides[0] // 4, slopes)
         stream = cupy.cuda.get_current_stream().ptr
         main(launches.grid, stream, packer, fields)
         if launches.combine:

@@ -10,7 +10,7 @@ Lengths and page tables stay on the device, so a captured CUDA graph can be repl
 from __future__ import annotations
 
 from . import arrays, plans
-from .arguments import check_out, check_sinks, integer, number, positive_scale, refuse_grad, window_bounds
+from .arguments import check_out, check_sinks, integer, number, positive_scale, readable_slopes, refuse_grad, window_bounds
 from .arrays import LIBRARIES, OTHER, AttentionError, library_of
 from .attention import NO_WINDOW, attention, suited, unsuited
 from .cachechecks import as_one_sequence, check_contents, check_starts, describe_cache, integers, most_queries, scales, starts_of
@@ -90,7 +90,7 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
     if num_splits is not None and not (type(num_splits) is int and num_splits > 0):
         raise AttentionError(f"num_splits is {num_splits!r}; it must be an int of at least 1, or None")
     if library.grad_enabled() and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad or sinks is not None
-                                   or out is not None):
+                                   or out is not None or alibi_slopes is not None):
         refuse_grad(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
     # What `attention` computes, too.
     whole = not lengths_pointer and not page_size and not packed and num_splits is None and kv_dtype == dtype_name
@@ -111,6 +111,9 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
         if sink_stride != 1:
             sinks = library.packed(sinks)
             sink_pointer = library.pointer(sinks)
+    slopes = ()
+    if alibi_slopes is not None:
+        alibi_slopes, slopes = readable_slopes(library, alibi_slopes, batch, heads_q, device)
     if not (batch and seqlen_q and capacity):
         return _empty(library, q, (outer, rows, heads_q, head_dim_v), sinks, return_lse, out, packed, given)
 
@@ -160,7 +163,7 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
     plan.run(launches, library, q, device, library.stream(device), arrays.is_capturing,
              (q_pointer, k_pointer, v_pointer, out_pointer, library.pointer(lse) if return_lse else 0, sink_pointer,
               lengths_pointer, starts_pointer, table_pointer, k_scales, v_scales),
-             (q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, lse_stride, rows, table_stride))
+             (q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, lse_stride, rows, table_stride), slopes)
     if out is None:
         out = target
     elif target is not out:

@@ -7,7 +7,8 @@ from hypothesis import given, strategies as st
 from autotune.compile import compile_source, flaw
 from autotune.gpu import by_name
 from autotune.kernels import KERNELS
-from autotune.kernels.decode import DECODE_FIELDS, DECODE_POINTERS, reciprocal
+from autotune.kernels.base import reciprocal
+from autotune.kernels.decode import DECODE_FIELDS, DECODE_POINTERS
 from autotune.problem import Problem
 from autotune.render import render
 
@@ -72,7 +73,9 @@ def test_a_call_may_ask_for_a_number_of_splits():
 COMPILED = ["decode-bf16-b1-h64x8-q1-k4096-d64", "decode-fp16-b4-h32x8-q4-k4096-d128-causal-page16",
             "decode-bf16-b4-h5x1-q1-k500-d80", "decode-bf16-b1-h8x8-q1-k4096-d192x128-causal-left100-sinks",
             "decode-fp16-b1-h16x1-q2-k4096-d256-causal-page3", "decode-bf16-b1-h64x1-q1-k4096-d40x72",
-            "decode-bf16-b1-h32x8-q1-k4096-d128-page16-kve4m3", "decode-fp16-b1-h64x8-q1-k4096-d64-kve4m3"]
+            "decode-bf16-b1-h32x8-q1-k4096-d128-page16-kve4m3", "decode-fp16-b1-h64x8-q1-k4096-d64-kve4m3",
+            "decode-bf16-b1-h16x8-q1-k4096-d256-softcap50", "decode-bf16-b1-h64x1-q1-k4096-d128-alibi-page16",
+            "decode-bf16-b1-h32x8-q4-k4096-d128-causal-left1000-softcap50-alibi-page16-kve4m3"]
 
 
 @pytest.mark.parametrize("text", COMPILED)
@@ -93,6 +96,9 @@ def test_what_a_problem_lacks_leaves_no_trace():
     config = KERNEL.default(Problem.parse(COMPILED[0]), GPU)
     dense = render(Problem.parse("decode-bf16-b1-h64x8-q1-k4096-d64").static, config, "sm_90")
     paged = render(Problem.parse("decode-bf16-b1-h64x8-q1-k4096-d64-page16").static, config, "sm_90")
+    capped = render(Problem.parse("decode-bf16-b1-h64x8-q1-k4096-d64-softcap30-alibi").static, config, "sm_90")
+    for token in ("softcap", "tanh", "alibi", "fabsf"):
+        assert token in capped and token not in dense.lower() and token not in paged.lower()
     assert "slot j % page_size" in paged and "slot j % page_size" not in dense and "window, inclusive" not in dense
 
 

@@ -29,13 +29,16 @@ def call(problem, inputs, **keywords):
         on_gpu(inputs.q), Tensor(inputs.k), Tensor(inputs.v), cache_seqlens=Tensor(layout.device_lengths()),
         page_table=None if layout.table is None else Tensor(layout.table), causal=problem.causal,
         window=(problem.window_left, problem.window_right), sinks=None if inputs.sinks is None else Tensor(inputs.sinks),
+        softcap=problem.softcap, alibi_slopes=None if inputs.alibi_slopes is None else Tensor(inputs.alibi_slopes),
         k_scale=None if inputs.k_scales is None else Tensor(inputs.k_scales),
         v_scale=None if inputs.v_scales is None else Tensor(inputs.v_scales), return_lse=True, **keywords)
 
 
 @pytest.mark.parametrize("text", ["decode-bf16-b4-h4x2-q1-k40-d64", "decode-fp16-b3-h6x2-q3-k50-d64x32-causal-page16",
                                   "decode-bf16-b2-h4x1-q2-k33-d64-causal-left7-sinks-page3",
-                                  "decode-bf16-b5-h2x2-q4-k20-d64-page1", "decode-bf16-b3-h4x2-q1-k40-d64-page16-kve4m3"])
+                                  "decode-bf16-b5-h2x2-q4-k20-d64-page1", "decode-bf16-b3-h4x2-q1-k40-d64-page16-kve4m3",
+                                  "decode-bf16-b4-h4x2-q1-k40-d64-softcap20", "decode-fp16-b3-h4x1-q3-k40-d64-causal-alibi-page16",
+                                  "decode-bf16-b3-h4x2-q2-k40-d64-causal-left9-softcap20-alibi-sinks-page16-kve4m3"])
 @pytest.mark.parametrize("kind", ["random", "large", "masked_nan", "needles"])
 def test_lengths_pages_windows_and_sinks_reach_the_kernel(gpu, text, kind):
     problem = Problem.parse(text)

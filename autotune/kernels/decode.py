@@ -9,7 +9,7 @@ from ..config import Config
 from ..gpu import Gpu
 from ..problem import Problem, Static
 from .base import Field, Kernel
-from .forward import ELEMENTS, LOG2E, UNBOUNDED
+from .forward import ALIBI_FIELDS, ELEMENTS, LEAST_ALIBI_SCALE, LOG2E, UNBOUNDED
 
 DECODE_POINTERS = ("q", "k", "v", "out", "lse", "sinks", "lengths", "query_starts", "page_table", "k_scales", "v_scales",
                    "partial_o", "partial_statistics", "tickets")
@@ -101,10 +101,11 @@ class DecodeKernel(Kernel):
             return f"seqlen_q is {problem.seqlen_q}; it takes up to {MAX_QUERIES} queries of a sequence"
         if problem.kv not in ("dense", "paged"):
             return f"it reads dense and paged keys and values, not {problem.kv} ones"
-        for feature in ("softcap", "alibi"):
-            if getattr(problem, feature):
-                return f"it has no {feature}"
         return None
+
+    def params(self, static: Static) -> tuple[Field, ...]:
+        softcap = (Field("float", "softcap_log2", "soft cap * log2(e)"),) if static.softcap else ()
+        return self.fields + softcap + (ALIBI_FIELDS if static.alibi else ())
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         e4m3 = static.kv_dtype == "e4m3"
@@ -135,6 +136,8 @@ class DecodeKernel(Kernel):
         right = UNBOUNDED if problem.window_right is None else min(problem.window_right, UNBOUNDED)
         group_reciprocal = reciprocal(group)
         page_reciprocals: dict[int, tuple[int, int]] = {0: (0, 0)}
+        softcap = (problem.softcap * LOG2E,) if problem.softcap else ()
+        least_scale = LEAST_ALIBI_SCALE if problem.alibi and not softcap else 0.0
 
         def bound(batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype=0, num_splits=0, page_size=0,
                   scale_strides=(0, 0), v_scale=1.0):
@@ -155,9 +158,10 @@ class DecodeKernel(Kernel):
                 grid = min(grid, pieces + batch * unsplit)
             if page_size not in page_reciprocals:
                 page_reciprocals[page_size] = reciprocal(page_size)
-            scalars = (batch, heads_q, heads_kv, group, seqlen_q, seqlen_k, left, right, sink_dtype, scale * LOG2E, page_size,
+            scalars = (batch, heads_q, heads_kv, group, seqlen_q, seqlen_k, left, right, sink_dtype,
+                       max(scale, least_scale) * LOG2E, page_size,
                        *page_reciprocals[page_size], *group_reciprocal, num_splits, pieces, *scale_strides,
-                       v_scale)
+                       v_scale, *softcap)
             split = splits > 1
             return Launches(grid, batch * unsplit if split and combines else 0, grid if split else 0, min(rows, block_rows),
                             batch * unsplit if split and not combines else 0, scalars)

@@ -64,7 +64,7 @@ def _decode(kernel: DecodeKernel, problem: Problem, config: Config, inputs: Inpu
         memory.add("tickets", np.zeros(launches.tickets, np.uint32), writable=True)
     table_stride = 0 if layout.table is None else layout.table.shape[1]
     strides["lse"] = problem.heads_q * problem.seqlen_q, problem.seqlen_q
-    fields = decoding.params(launches, memory.address, strides, table_stride)
+    fields = decoding.params(launches, memory.address, strides, table_stride, _slopes(inputs, memory))
     grids = (launches.grid, launches.combine)
     return [step._replace(grid=grid) for step, grid in zip(kernel.plan(problem, config), grids) if grid], fields
 

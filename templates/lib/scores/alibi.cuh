@@ -9,12 +9,12 @@ DEVICE float alibi_slope(const Params& p, int batch, int head, float scale_log2)
 // The slopes of a lane's rows of C fragments. `row` is the first of them within the block.
 template <int TILES_M> struct Alibi {
     float slope[TILES_M][2];
-    DEVICE Alibi(const Params& p, const Work& work, int row, float scale_log2) {
+    DEVICE Alibi(const Params& p, int batch, const Work& work, int row, float scale_log2) {
 #pragma unroll
         for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                slope[m][half] = alibi_slope(p, work.batch, work.head(row + m * 16 + half * 8), scale_log2);
+                slope[m][half] = alibi_slope(p, batch, work.head(row + m * 16 + half * 8), scale_log2);
     }
     // `diagonal` is the key that query 0 stands at, counted from the lane's first key. Distances are exact up to 2^24.
     template <int TILES_N>
