@@ -28,6 +28,15 @@ def params(launches: Launches, pointers: Mapping[str, int], strides: Mapping[str
             *strides["lse"], table_stride, *launches.scalars, *slopes)
 
 
+def strides_of(layout, arrays: Mapping[str, object]) -> dict[str, Sequence[int]]:
+    """For `params`: strides of q, k, v and out, given by name, and of their lse without gaps. Packed queries have none by batch."""
+    outer, rows = layout.rows
+    strides = {name: [stride // array.itemsize for stride in array.strides[:3]] for name, array in arrays.items()}
+    if layout.problem.packed:
+        strides["q"][0] = strides["out"][0] = 0
+    return {**strides, "lse": (0 if layout.problem.packed else layout.problem.heads_q * rows, rows)}
+
+
 def workspace(launches: Launches, head_dim_v: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the float32 arrays that a launch needs, empty if it needs none."""
     if not launches.slots:
@@ -147,13 +156,15 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
 
     def run(inputs, out, lse) -> None:
         layout = inputs.layout
-        uniform = layout.table is None and bool((layout.lengths == problem.seqlen_k).all())
+        uniform = layout.table is None and not problem.packed and bool((layout.lengths == problem.seqlen_k).all())
         launches, arrays, tickets = space(uniform, inputs.scale)
         tensors = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}
         pointers = {**tensors, "lse": lse, "sinks": inputs.sinks, "page_table": layout.table,
                     "k_scales": inputs.k_scales, "v_scales": inputs.v_scales, **arrays}
         if not uniform:
             pointers["lengths"] = layout.device_lengths()
+        if problem.packed:
+            pointers["query_starts"] = layout.device_starts("query")
         if launches.tickets:
             pointers["tickets"] = tickets
         if lse is not None:
@@ -161,9 +172,7 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
                 array.fill(cupy.nan)
         slopes = () if inputs.alibi_slopes is None else (inputs.alibi_slopes.data.ptr, inputs.slopes_batch_stride)
         fields = params(launches, {name: array.data.ptr for name, array in pointers.items() if array is not None},
-                        {**{name: [s // array.itemsize for s in array.strides[:3]] for name, array in tensors.items()},
-                         "lse": (problem.heads_q * problem.seqlen_q, problem.seqlen_q)},
-                        0 if layout.table is None else layout.table.strides[0] // 4, slopes)
+                        strides_of(layout, tensors), 0 if layout.table is None else layout.table.strides[0] // 4, slopes)
         stream = cupy.cuda.get_current_stream().ptr
         main(launches.grid, stream, packer, fields)
         if launches.combine:

@@ -32,8 +32,8 @@ class Inputs:
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), sinks (Hq,) float32 or None, alibi_slopes (Hq,) float32, for
     ``large`` (B, Hq), or None. Last strides are 1; k and v are views with gaps between batch entries for ``masked_nan`` and ``mixed``.
-    A paged k is (pages, page_size, Hkv, D), v likewise; where queries are packed, q is (1, total_q, Hq, D) and a k without pages
-    (1, total_k, Hkv, D). `layout` knows each sequence's lengths and where its queries and keys stand.
+    A paged k is (pages, page_size, Hkv, D), v likewise; where queries are packed, q is (1, total_q, Hq, D), and where keys are
+    (varlen), k (1, total_k, Hkv, D). `layout` knows each sequence's lengths and where its queries and keys stand.
     An 8-bit cache is unsigned bytes, and `k_scales` and `v_scales` are (Hkv,) float32, else None.
     """
 

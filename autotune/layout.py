@@ -15,7 +15,7 @@ class Layout:
 
     `queries` and `lengths` (B,) int64 on the host: how many queries and keys each sequence has. A dense layout has key j of
     sequence b at [b, j]; a paged one, at [page, slot] through `table` (B, pages of a sequence) int32 on the device of `xp`, whose
-    pages are shuffled and whose unused entries are huge; a packed one, at [0, key_starts[b] + j]. Where queries are packed, query
+    pages are shuffled and whose unused entries are huge; a varlen one, at [0, key_starts[b] + j]. Where queries are packed, query
     i of sequence b is at [0, query_starts[b] + i], else at [b, i]. Starts are (B + 1,) int64 on the host.
 
     For inputs of kind ``random`` sequences of a cache are full, and packed ones as long as `Problem.sequences` says. For others
@@ -71,7 +71,7 @@ class Layout:
         """Of the array that holds K or V."""
         if self.table is not None:
             return self._pages, self.problem.page_size, heads, columns
-        if self.problem.packed:
+        if self.problem.kv == "varlen":
             return 1, int(self.key_starts[-1]), heads, columns
         return self.problem.batch, self.problem.seqlen_k, heads, columns
 
@@ -79,7 +79,7 @@ class Layout:
         """The first two indices of `key` of sequence `batch` (int arrays of `xp`, of shapes that go together)."""
         if self.table is not None:
             return self._device[batch, key // self.problem.page_size], key % self.problem.page_size
-        if self.problem.packed:
+        if self.problem.kv == "varlen":
             place = self.xp.asarray(self.key_starts)[batch] + key
             return batch * 0, place.clip(0, max(int(self.key_starts[-1]) - 1, 0))  # of a sequence without keys there is none
         return batch, key
@@ -113,7 +113,7 @@ class Layout:
             keys = np.arange(begin, end)
             pages = self._host[batches[:, None], keys // self.problem.page_size]
             array[self.xp.asarray(pages), self.xp.asarray(keys % self.problem.page_size)] = value
-        elif self.problem.packed:
+        elif self.problem.kv == "varlen":
             for start in self.key_starts[batches].tolist():
                 array[0, start + begin:start + end] = value
         elif len(batches) == self.problem.batch:
@@ -126,7 +126,7 @@ class Layout:
         """A mask over the first two axes of the arrays, True where no key stands, or None if all places are in use."""
         xp, problem = self.xp, self.problem
         if self.table is None:
-            if problem.packed or (self.lengths == problem.seqlen_k).all():
+            if problem.kv == "varlen" or (self.lengths == problem.seqlen_k).all():
                 return None
             return xp.arange(problem.seqlen_k) >= xp.asarray(self.lengths)[:, None]
         unused = xp.ones((self._pages, problem.page_size), bool)

@@ -114,7 +114,7 @@ def _known(record: Record) -> str:
 # The warm path
 
 _FIXED = attrgetter("op", "dtype", "kv_dtype", "out_dtype", "heads_q", "heads_kv", "head_dim", "head_dim_v", "softcap", "alibi",
-                    "sinks", "page_size")
+                    "sinks", "page_size", "packed_queries")
 _TABLES: dict[int, _Table] = {}  # by id of the Gpu, which its table keeps alive: hashing a Gpu costs more than a lookup
 
 

@@ -96,6 +96,7 @@ class Problem:
     sinks: bool = False
     kv: str = "dense"
     page_size: int = 0
+    packed_queries: bool = False  # of decode steps, each sequence with its own number; forward ones say it by `kv`
     kv_dtype: str = ""  # "": the same as dtype
     out_dtype: str = ""
 
@@ -123,7 +124,7 @@ class Problem:
     @property
     def packed(self) -> bool:
         """Whether queries of all sequences follow each other in one array: seqlen_q and seqlen_k are then the largest lengths."""
-        return self.static.packed
+        return self.static.packed or self.packed_queries
 
     @cached_property
     def static(self) -> Static:
@@ -143,10 +144,10 @@ class Problem:
         if self.softcap:
             tokens.append(f"softcap{float(self.softcap)!r}".removesuffix(".0"))
         tokens += [name for name in ("alibi", "sinks") if getattr(self, name)]
-        if self.kv == "varlen":
-            tokens.append("varlen")
-        if self.kv == "paged":
-            tokens.append(f"page{self.page_size}")
+        if self.kv != "dense":
+            tokens.append("varlen" if self.kv == "varlen" else f"page{self.page_size}")
+        if self.packed_queries:
+            tokens.append("packed")
         if self.kv_dtype != self.dtype:
             tokens.append(f"kv{self.kv_dtype}")
         if self.out_dtype != self.dtype:
@@ -266,21 +267,19 @@ def _bounded_int(digits: str) -> int:
     return int(digits.lstrip("0")[:12] or 0)  # longer numbers are out of every range anyway; keep int() cheap
 
 
-_FEATURES = "causal, leftN, rightN, softcapX, alibi, sinks, varlen, pageN, kvDTYPE, outDTYPE"
+_FEATURES = "causal, leftN, rightN, softcapX, alibi, sinks, varlen, pageN, packed, kvDTYPE, outDTYPE"
+_FLAGS = {"causal": {"window_right": 0}, "alibi": {"alibi": True}, "sinks": {"sinks": True}, "varlen": {"kv": "varlen"},
+          "packed": {"packed_queries": True}}
 
 
 def _parse_feature(text: str, token: str, fields: dict) -> None:
-    match = re.fullmatch(r"(causal|alibi|sinks|varlen)|(left|right|page)(\d+)|(softcap)(\d+(?:\.\d+)?)|(kv|out)([a-z]+\d\w*)", token,
+    match = re.fullmatch(rf"({'|'.join(_FLAGS)})|(left|right|page)(\d+)|(softcap)(\d+(?:\.\d+)?)|(kv|out)([a-z]+\d\w*)", token,
                          re.ASCII)
     if not match:
         raise ProblemError(f"problem {text!r}: unknown feature {token!r}; allowed are {_FEATURES}")
     flag, counted, count, softcap, value, typed, dtype = match.groups()
-    if flag == "causal":
-        update = {"window_right": 0}
-    elif flag == "varlen":
-        update = {"kv": "varlen"}
-    elif flag:
-        update = {flag: True}
+    if flag:
+        update = _FLAGS[flag]
     elif counted == "page":
         update = {"kv": "paged", "page_size": _bounded_int(count)}
     elif counted:
@@ -318,3 +317,4 @@ def _validate(p: Problem) -> None:
             f"softcap is {p.softcap!r}; it must be 0 (off) or a number from 0.001 to 1000000")
     require((p.kv == "paged") == (p.page_size > 0),
             f"page_size is {p.page_size} with kv {p.kv!r}; a paged cache needs a page_size of at least 1, others 0")
+    require(p.op == "decode" or not p.packed_queries, "packed is for decode problems; in forward ones varlen or pageN says it")

@@ -50,11 +50,13 @@ def _forward(kernel: Kernel, problem: Problem, config: Config, inputs: Inputs, o
 
 def _decode(kernel: DecodeKernel, problem: Problem, config: Config, inputs: Inputs, out, strides, memory: Memory):
     layout = inputs.layout
-    uniform = layout.table is None and bool((layout.lengths == problem.seqlen_k).all())
+    uniform = layout.table is None and not problem.packed and bool((layout.lengths == problem.seqlen_k).all())
     launches = kernel.bind(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, uniform, inputs.scale,
                                             _sink_dtype(inputs), 0, problem.page_size, (1, 1))
     if not uniform:
         memory.add("lengths", layout.device_lengths(), writable=False)
+    if problem.packed:
+        memory.add("query_starts", layout.device_starts("query"), writable=False)
     for name, array in {"page_table": layout.table, "k_scales": inputs.k_scales, "v_scales": inputs.v_scales}.items():
         if array is not None:
             memory.add(name, array, writable=False)
@@ -63,7 +65,7 @@ def _decode(kernel: DecodeKernel, problem: Problem, config: Config, inputs: Inpu
     if launches.tickets:
         memory.add("tickets", np.zeros(launches.tickets, np.uint32), writable=True)
     table_stride = 0 if layout.table is None else layout.table.shape[1]
-    strides["lse"] = problem.heads_q * problem.seqlen_q, problem.seqlen_q
+    strides = decoding.strides_of(layout, {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out})
     fields = decoding.params(launches, memory.address, strides, table_stride, _slopes(inputs, memory))
     grids = (launches.grid, launches.combine)
     return [step._replace(grid=grid) for step, grid in zip(kernel.plan(problem, config), grids) if grid], fields
