@@ -1,135 +1,211 @@
-"""Are the forward kernels right on this GPU? A seeded pairwise cover of features over a list of lengths, every kernel that
-serves each problem, its default config and seeded random ones, all kinds of inputs, against float64.
+"""Are the forward kernels right? A seeded cover of pairs of features, all head dims, strides and lengths that broke kernels
+elsewhere, every kernel that serves each problem, its default config and random legal ones, all kinds of inputs, against float64.
 
-    python benchmarks/correctness.py [--configs N] [--seed S] [--out FILE]
+    python benchmarks/correctness.py [--configs N] [--seconds S] [--seed S] [--out FILE]
+    python benchmarks/correctness.py --simulate [--seconds S] ...       on the CPU: as many, in random order, as time allows
+    python benchmarks/correctness.py --random SECONDS ...               random small problems and configs, decode steps too
 
-Writes every case with its worst error / allowed error. Exit code 1 if a case is wrong.
+On the GPU the cover is always finished; random configs are drawn as long as its share of --seconds is ahead of the clock.
+Exit code 1 if a case is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import random
+import shlex
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Callable, Iterable, Iterator
 
 import yaml
+from cover import Case, cover, drawn_configs, random_cases, serving, unserved
+from judge import Binaries, OnGpu, Simulated, Unit, Verdict, run
 
-from autotune import compile, kernels
-from autotune.check import Checker
+from autotune.check import tuning_kinds
 from autotune.config import Config
-from autotune.gpu import Gpu, detect
-from autotune.problem import Problem
-from autotune.timing import conditions
-from autotune.verify import runner
+from autotune.gpu import Gpu, GpuError, by_name, detect
+from autotune.kernels.base import Kernel
 
-RESULTS = Path(__file__).parent / "results" / "correctness-h200.yaml"
-
-# (seqlen_q, seqlen_k) at which kernels elsewhere broke: one row or key, tails of every tile, Sq above and below Sk.
-LENGTHS = ((1, 1), (1, 3), (2, 1), (64, 128), (128, 192), (239, 1), (799, 3), (511, 1), (3, 513), (113, 203), (113, 128),
-           (128, 217), (113, 211), (108, 256), (256, 512), (384, 256), (307, 256), (640, 128), (512, 256), (1023, 1024),
-           (1024, 1023), (2048, 1024), (0, 16), (64, 0))
-FACTORS: dict[str, tuple] = {
-    "dtype": ("bf16", "fp16", "fp32"),
-    "head_dim": (64, 128, 256, 80, 40),
-    "heads": ((2, 2), (4, 1), (5, 1), (8, 2), (6, 1)),
-    "window": ((None, None), (None, 0), (127, 0), (33, 7), (None, 5), (0, 0)),
-    "softcap": (0.0, 30.0),
-    "alibi": (False, True),
-    "sinks": (False, True),
-    "batch": (1, 3),
-    "lengths": LENGTHS,
-}
-
-
-def cover(seed: int) -> list[Problem]:
-    """Problems that hold every pair of values of any two factors at least once, chosen greedily."""
-    rng = random.Random(seed)
-    names = list(FACTORS)
-    missing = {frozenset(((a, x), (b, y))) for a, b in itertools.combinations(names, 2)
-               for x in FACTORS[a] for y in FACTORS[b]}
-    chosen = []
-    while missing:
-        seedling = dict(rng.choice(sorted(missing, key=repr)))
-        drawn = [{**{n: rng.choice(FACTORS[n]) for n in names}, **seedling} for _ in range(40)]
-        best = max(drawn, key=lambda values: len(_pairs(values) & missing))
-        missing -= _pairs(best)
-        chosen.append(_problem(best))
-    return list(dict.fromkeys(chosen))
-
-
-def _pairs(values: dict) -> set[frozenset]:
-    return {frozenset(pair) for pair in itertools.combinations(values.items(), 2)}
-
-
-def _problem(values: dict) -> Problem:
-    (heads_q, heads_kv), (left, right), (seqlen_q, seqlen_k) = values["heads"], values["window"], values["lengths"]
-    return Problem(dtype=values["dtype"], batch=values["batch"], heads_q=heads_q, heads_kv=heads_kv, seqlen_q=seqlen_q,
-                   seqlen_k=seqlen_k, head_dim=values["head_dim"], window_left=left, window_right=right,
-                   softcap=values["softcap"], alibi=values["alibi"], sinks=values["sinks"])
-
-
-def cases(problems: list[Problem], gpu: Gpu, configs: int, seed: int) -> list[tuple[Problem, Config]]:
-    """Each problem with the default of every kernel that serves it and `configs` more, which problems that are compiled
-    alike share."""
-    rng = random.Random(seed)
-    drawn: dict[tuple, list[Config]] = {}
-    found = []
-    for problem in problems:
-        for kernel in kernels.candidates(problem, gpu):
-            key = kernel.name, problem.static
-            if key not in drawn:
-                space = kernel.space(problem, gpu)
-                drawn[key] = rng.sample(space, min(configs, len(space)))
-            found += [(problem, config) for config in (kernel.default(problem, gpu), *drawn[key])]
-    return found
+RESULTS = Path(__file__).parent / "results"
+SIMULATED_GPU = "nvidia-h200"  # whose kernels the simulator runs
+SECONDS = 150.0
+CONFIGS = 4
+JUDGES = 4  # processes on the GPU: their launches are short, and the host is what they wait for
+SAY_EVERY_S = 5.0
+FEW_KINDS = ("mixed", "masked_nan")  # `mixed` has needles, random, large and equal logits by turns of 64 rows
+HUGE_BYTES = 2e9  # arrays of this size are checked with one kind of inputs
 
 
 def main() -> int:
+    options = _options()
+    if options.simulate:
+        gpu = by_name(SIMULATED_GPU)
+    else:
+        try:
+            gpu = detect()
+        except GpuError as error:
+            print(f"{error}. With --simulate the kernels run on the CPU", file=sys.stderr)
+            return 2
+    report = Report()
+    if options.random:
+        listed, units, limit = {}, random_units(gpu, options.seed, options.random, report.clock), options.random
+    else:
+        cases, refused = cover(gpu, options.seed)
+        report.expected = len(cases)
+        listed = {"not_served": unserved(refused, gpu), "not_served_by": refused}
+        units, limit = cover_units(cases, gpu, options, report), options.seconds if options.simulate else float("inf")
+    cores = len(os.sched_getaffinity(0))
+    judges = cores if options.simulate else min(JUDGES, max(1, cores // 4))
+    binaries = None if options.simulate else Binaries(gpu, max(1, cores - judges))
+    run(units, binaries, [Simulated() if options.simulate else OnGpu() for _ in range(judges)], report.add, report.end,
+        over=lambda: report.clock() > limit)
+    out = options.out or RESULTS / _file_name(options)
+    out.write_text(report.text(gpu, options, listed))
+    report.say()
+    print(f"{report.summary()} in {out}")
+    return 1 if report.failures or not report.cases else 0
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--configs", type=int, default=1, help="random configs of each kernel beside its default")
+    parser.add_argument("--configs", type=int, default=CONFIGS,
+                        help=f"random configs of each kernel beside its default ({CONFIGS})")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for all of it ({SECONDS:g})")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
-
-    import cupy
-
-    gpu = detect()
-    found = [case for case in cases(cover(options.seed), gpu, options.configs, options.seed) if case[0].seqlen_q]
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        built = list(threads.map(lambda case: _build(*case, gpu), found))
-    rows: dict[str, dict] = {}
-    checkers: dict[Problem, Checker] = {}
-    refused = failed = 0
-    worst = 0.0
-    for (problem, config), binary in zip(found, built):
-        if binary is None:  # ptxas has the last word on registers
-            refused += 1
-            continue
-        checker = checkers.get(problem) or checkers.setdefault(problem, Checker(problem, xp=cupy, seed=options.seed))
-        verdict = checker(runner(problem, config, binary, 0))
-        failed += not verdict.ok
-        worst = max(worst, verdict.worst_ratio)
-        rows.setdefault(problem.text, {})[config.text] = round(verdict.worst_ratio, 3) if verdict.ok else verdict.message
-        if not verdict.ok:
-            print(f"{problem}\n  {config}\n  {verdict.message}", file=sys.stderr)
-    summary = {"cases": sum(map(len, rows.values())), "failed": failed, "worst_ratio": round(worst, 3)}
-    text = yaml.safe_dump({"summary": summary, "gpu": gpu.name, "conditions": conditions(), "problems": len(rows),
-                           "not_compiled": refused, "command": f"python benchmarks/correctness.py --configs {options.configs} --seed {options.seed}",
-                           "ratio_of_error_to_allowed_error": rows}, sort_keys=False, width=1000)
-    options.out.write_text(text)
-    print(summary)
-    return 1 if failed or not rows else 0
+    parser.add_argument("--out", type=Path)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--simulate", action="store_true", help="on the CPU, on small problems of the same kind")
+    how.add_argument("--random", type=float, metavar="SECONDS", help="random small problems for so long, instead of the cover")
+    return parser.parse_args()
 
 
-def _build(problem: Problem, config: Config, gpu: Gpu):
-    try:
-        return compile.build(problem.static, config, gpu)
-    except compile.CompileError:
-        return None
+def _file_name(options: argparse.Namespace) -> str:
+    return "correctness-simulated.yaml" if options.simulate else f"correctness{'-random' if options.random else ''}-h200.yaml"
+
+
+# What is checked
+
+
+def cover_units(cases: list[Case], gpu: Gpu, options: argparse.Namespace, report: Report) -> Iterator[Unit]:
+    """One for each case: defaults of the kernels that serve it, and random configs while there is time; simulations end then."""
+    for number, case in enumerate(cases):
+        elapsed = report.clock()
+        if options.simulate and elapsed > options.seconds:
+            return
+        ahead = elapsed / options.seconds <= number / len(cases) if number else True
+        report.without_random += not ahead and options.configs > 0
+        kinds = FEW_KINDS if options.simulate else kinds_of(case)
+        yield unit(case, serving(case, gpu), gpu, options.configs if ahead else 0, options.seed, kinds)
+
+
+def random_units(gpu: Gpu, seed: int, seconds: float, clock: Callable[[], float]) -> Iterator[Unit]:
+    """Of random cases until time is over: the default of each kernel and two random configs, with two kinds of inputs."""
+    rng = random.Random(seed)
+    for alike in random_cases(gpu, rng):
+        for case in alike:
+            if clock() > seconds:
+                return
+            yield unit(case, serving(case, gpu), gpu, 2, seed, FEW_KINDS)
+
+
+def kinds_of(case: Case) -> tuple[str, ...]:
+    """All, fewer where arrays or references are large."""
+    return ("random",) if case.problem.compulsory_bytes > HUGE_BYTES else tuple(tuning_kinds(case.problem))
+
+
+def unit(case: Case, kernels: Iterable[Kernel], gpu: Gpu, configs: int, seed: int, kinds: tuple[str, ...]) -> Unit:
+    """The defaults of `kernels`, and `configs` of each that all problems with this static part share."""
+    defaults = [kernel.default(case.problem, gpu) for kernel in kernels]
+    drawn = [config for kernel in kernels for config in drawn_configs(kernel, case, gpu, configs, seed)]
+    return Unit(case, tuple(dict.fromkeys(defaults + drawn)), len(defaults), kinds, seed)
+
+
+# What came of it
+
+
+class Report:
+    """Counts and keeps verdicts, and says now and then how far it is. Called from many threads."""
+
+    def __init__(self):
+        self.began = time.monotonic()
+        self.expected = 0  # problems, if they are known
+        self.cases: dict[str, dict[str, float | str]] = defaultdict(dict)  # case -> digest of config -> ratio, or what is wrong
+        self.configs: dict[str, str] = {}
+        self.failures: list[str] = []
+        self.refused: Counter[str] = Counter()  # of configs that the compiler made nothing of
+        self.without_random = self.ended = self.count = 0
+        self.worst = 0.0
+        self.by_kernel: dict[str, list] = defaultdict(lambda: [0, 0.0])
+        self._told = self.began
+        self._lock = threading.Lock()
+
+    def clock(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self.began
+
+    def add(self, unit: Unit, config: Config, verdict: object) -> None:
+        with self._lock:
+            if not isinstance(verdict, Verdict):
+                if config not in unit.configs[:unit.defaults]:
+                    self.refused[config.kernel] += 1
+                    return
+                verdict = Verdict(False, float("inf"), str(verdict))
+            self.count += 1
+            self.configs[config.digest] = config.text
+            self.by_kernel[config.kernel][0] += 1
+            if verdict.ok:
+                self.worst = max(self.worst, verdict.worst_ratio)
+                self.by_kernel[config.kernel][1] = max(self.by_kernel[config.kernel][1], verdict.worst_ratio)
+            else:
+                self.failures.append(f"{unit.case}: {config}: {verdict.message}")
+                print(f"WRONG  {self.failures[-1]}", file=sys.stderr, flush=True)
+            self.cases[str(unit.case)][config.digest] = round(verdict.worst_ratio, 3) if verdict.ok else verdict.message
+
+    def end(self, unit: Unit) -> None:
+        with self._lock:
+            self.ended += 1
+            if time.monotonic() - self._told > SAY_EVERY_S:
+                self._told = time.monotonic()
+                self.say()
+
+    def say(self) -> None:
+        of = f" of {self.expected}" if self.expected else ""
+        print(f"{self.clock():5.0f} s  {self.ended}{of} problems, {self.count} cases, {len(self.failures)} wrong, "
+              f"worst {self.worst:.2f} of the allowed error", flush=True)
+
+    def summary(self) -> dict:
+        return {"cases": self.count, "failed": len(self.failures), "worst_ratio": round(self.worst, 3)}
+
+    def text(self, gpu: Gpu, options: argparse.Namespace, listed: dict) -> str:
+        """The result file. Random cases are many, and made again by their seed: only counts are kept of them."""
+        facts: dict[str, object] = {"summary": self.summary(), "gpu": gpu.name}
+        if not options.simulate:
+            from autotune.timing import conditions
+
+            facts["conditions"] = conditions()
+        facts |= {"date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "command": command(),
+                  "seconds": round(self.clock()), "problems": self.ended, "configs": len(self.configs),
+                  "kernels": {name: {"cases": count, "worst_ratio": round(worst, 3)}
+                              for name, (count, worst) in sorted(self.by_kernel.items())},
+                  "configs_that_spill_or_do_not_compile": dict(sorted(self.refused.items())), **listed}
+        if self.without_random:
+            facts["problems_with_default_configs_only"] = self.without_random
+        if self.ended < self.expected:
+            facts["problems_left_out"] = self.expected - self.ended
+        facts["failures"] = self.failures
+        if not options.random:
+            facts["config"] = dict(sorted(self.configs.items(), key=lambda item: item[1]))
+            facts["ratio_of_error_to_allowed_error"] = dict(sorted(self.cases.items()))
+        return yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, width=1000)
+
+
+def command() -> str:
+    return " ".join(["python benchmarks/" + Path(sys.argv[0]).name, *map(shlex.quote, sys.argv[1:])])
 
 
 if __name__ == "__main__":
