@@ -127,13 +127,13 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
     else:
         lse_pointer = 0
 
-    call = (batch, seqlen_q, seqlen_k, library.stream(device),
+    call = (batch, seqlen_q, seqlen_k, library, q, device, library.stream(device),
             (q_pointer, k_pointer, v_pointer, out_pointer, lse_pointer, sink_pointer,
              q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2), scale, sink_dtype, slopes)
     try:
         plan.run(*call)
     except Unmappable:  # strides of 0 or below, which only the copy engine refuses: asked afterwards, it costs others nothing
-        plans.without_maps(plan, device, arrays.is_capturing(call[3])).run(*call)
+        plans.without_maps(plan, device, arrays.is_capturing(call[6])).run(*call)
     if out is None:
         out = target
     elif target is not out:

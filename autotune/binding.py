@@ -1,7 +1,8 @@
 """From exact sizes and arrays to what a launch takes: the blocks of each step and the fields of Params. `Binding`.
 
 The one place where Params are put together: tensor maps, if the kernel has any, then 6 pointers, 12 strides in elements, and
-the scalars, as kernels/forward.py declares them; with ALiBi the slopes' pointer and batch stride last.
+the scalars, as kernels/forward.py declares them; with ALiBi the slopes' pointer and batch stride; for kernels whose blocks may
+draw their work the pointer to a counter.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from .tensormap import encode
 
 
 class Binding(NamedTuple):
-    """`fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes)` gives (blocks of each step, the fields of Params),
+    """`fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes, tickets)` gives (blocks of each step, the fields of Params),
     for `packer` to pack. `arrays` is 6 pointers (q, k, v, out, lse, sinks), then 12 strides in elements (q, k, v, out by batch,
-    row, head); `slopes` is (pointer, batch stride) of the ALiBi slopes, or empty for problems without. Raises
+    row, head); `slopes` is (pointer, batch stride) of the ALiBi slopes, or empty for problems without; `tickets` is (pointer to a counter
+    that is 0), or (0,) unless `draws`, or empty for kernels that never draw. Raises
     `tensormap.Unmappable` for arrays that the kernel's maps cannot describe."""
 
-    fields: Callable[[int, int, int, tuple, float, int, tuple], tuple[tuple, tuple]]
+    fields: Callable[[int, int, int, tuple, float, int, tuple, tuple], tuple[tuple, tuple]]
     packer: struct.Struct
+    draws: bool  # whether a launch needs a counter
+    idle: tuple  # `tickets` of a launch that needs none
 
 
 def bind(problem: Problem, config: Config, sms: int) -> Binding:
@@ -32,34 +36,35 @@ def bind(problem: Problem, config: Config, sms: int) -> Binding:
     kernel = kernel_of(config)
     fields = _mapped(kernel, problem, config) if kernel.mapped else _unmapped(kernel, problem, config)
     limits = [step.blocks_per_sm * sms for step in kernel.plan(problem, config)]
-    return Binding(_limited(fields, limits) if any(limits) else fields, struct.Struct(params_format(kernel.params(problem.static))))
+    packer = struct.Struct(params_format(kernel.params(problem.static)))
+    return Binding(_limited(fields, limits) if any(limits) else fields, packer, any(limits), (0,) if kernel.draws else ())
 
 
 def _unmapped(kernel: Kernel, problem: Problem, config: Config) -> Callable:
     sized = kernel.bind(problem, config)
 
-    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=()):
+    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=(), tickets=()):
         grids, scalars = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
-        return grids, arrays + scalars + slopes
+        return grids, arrays + scalars + slopes + tickets
 
     return fields
 
 
 def _mapped(kernel: Kernel, problem: Problem, config: Config) -> Callable:
     sized, dtype = kernel.bind(problem, config), problem.dtype
-    described = [_describe(shape, problem) for shape in kernel.maps(problem.static, config)]
+    described = [describe(shape, problem) for shape in kernel.maps(problem, config)]
 
-    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=()):
+    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=(), tickets=()):
         grids, scalars = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
         lengths = seqlen_q, seqlen_k
         maps = [encode(shape, dtype, arrays[pointer], columns, lengths[length], heads, batch, arrays[stride], arrays[stride + 1],
                        arrays[stride + 2]) for shape, pointer, stride, length, heads, columns in described]
-        return grids, (*maps, *arrays, *scalars, *slopes)
+        return grids, (*maps, *arrays, *scalars, *slopes, *tickets)
 
     return fields
 
 
-def _describe(shape: Map, problem: Problem) -> tuple[Map, int, int, int, int, int]:
+def describe(shape: Map, problem: Problem) -> tuple[Map, int, int, int, int, int]:
     """(map, where its tensor's pointer and first stride stand in `arrays`, 0 or 1 for the length of q or k, heads, columns)"""
     n = TENSORS.index(shape.tensor)
     of_keys = shape.tensor in ("k", "v")

@@ -7,17 +7,13 @@
 from __future__ import annotations
 
 import struct
-import threading
 from typing import Callable, Mapping, Sequence
 
-from . import launch
+from . import launch, tickets
 from .kernels import kernel_of
 from .kernels.base import Step, params_format
 from .kernels.decode import DECODE_POINTERS, DECODE_TENSORS, Launches
 from .problem import Problem, bucket_batch, bucket_length
-
-RESERVE = 1 << 18  # tickets set aside for captured graphs at a time: 1 MB, enough for 128 calls of 2048 sequences and heads
-LEAST_TICKETS = 4096
 
 
 def params(launches: Launches, pointers: Mapping[str, int], strides: Mapping[str, Sequence[int]], table_stride: int = 0,
@@ -74,15 +70,15 @@ class DecodePlan:
         """Launches on `stream`. `pointers` are the first 11 of DECODE_POINTERS, `strides` all 15 in order, `slopes` is as in
         `params`. Workspace comes from `library`, for `like`'s device; it may be used again once the call has returned, by later
         work on the stream."""
-        partial_o = partial_statistics = tickets = 0
+        partial_o = partial_statistics = counters = 0
         if launches.slots:
             floats = launches.slots * launches.rows * self._head_dim_v
             space = library.empty_float32(like, (floats + launches.slots * launches.rows * 2,))
             partial_o = library.pointer(space)
             partial_statistics = partial_o + 4 * floats
             if launches.tickets:
-                tickets, keep = _tickets(library, like, device, stream, launches.tickets, capturing(stream))
-        fields = (*pointers, partial_o, partial_statistics, tickets, *strides, *launches.scalars, *slopes)
+                counters, keep = tickets.take(library, like, device, stream, launches.tickets, capturing(stream))
+        fields = (*pointers, partial_o, partial_statistics, counters, *strides, *launches.scalars, *slopes)
         self._main(launches.grid, stream, self._packer, fields)
         if launches.combine:
             self._combine(launches.combine, stream, self._packer, fields)
@@ -93,44 +89,6 @@ def _bound(loaded: launch.Loaded, steps: Sequence[Step]):
     """(launch of the main step, launch of the step that merges splits or None)"""
     launches = [loaded.bound(step).launch for step in steps]
     return launches[0], launches[1] if len(launches) > 1 else None
-
-
-_lock = threading.Lock()
-_in_use: dict[tuple, tuple[object, int, int]] = {}  # (library, device, stream) -> (array, pointer, tickets)
-_reserve: dict[tuple, tuple[object, int, int]] = {}  # (library, device) -> (array, pointer of the next free one, tickets left)
-_kept: list[object] = []  # arrays that captured graphs point into
-
-
-def _tickets(library, like, device: int, stream: int, count: int, capturing: bool) -> tuple[int, object]:
-    """(pointer to `count` counters that are 0 whenever the launch begins, what must live until it has been enqueued).
-
-    Every launch leaves its counters at 0, so launches that follow each other on one stream share theirs. A captured graph may
-    be replayed on any stream, beside anything else, so each captured launch has counters of its own, for good.
-    """
-    with _lock:
-        if not capturing:
-            entry = _in_use.get((library, device, stream))
-            if entry is None or entry[2] < count:
-                array = library.zeros_int32(like, (max(count, LEAST_TICKETS),))
-                entry = _in_use[library, device, stream] = array, library.pointer(array), max(count, LEAST_TICKETS)
-                if (library, device) not in _reserve:
-                    set_aside(library, like, device)
-            return entry[1], entry[0]
-        array, pointer, left = _reserve.get((library, device), (None, 0, 0))
-        if left >= count:
-            _reserve[library, device] = array, pointer + 4 * count, left - count
-            return pointer, array
-    array = library.zeros_int32(like, (count,))  # zeroed by the graph at every replay: 1 us more
-    _kept.append(array)
-    return library.pointer(array), array
-
-
-def set_aside(library, like, device: int) -> None:
-    """Allocates counters for launches that will be captured. Waits for the device, so that they are 0 on every stream."""
-    array = library.zeros_int32(like, (RESERVE,))
-    library.synchronize(device)
-    _kept.append(array)
-    _reserve[library, device] = array, library.pointer(array), RESERVE
 
 
 def runner(problem: Problem, config, binary, device: int) -> Callable:
@@ -150,14 +108,14 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
         if uniform not in spaces:
             launches = kernel.launches(problem, config, uniform, scale, scale_strides=(1, 1))
             arrays = {name: cupy.empty(shape, cupy.float32) for name, shape in workspace(launches, problem.head_dim_v).items()}
-            tickets = cupy.zeros(max(launches.tickets, 1), cupy.uint32)
-            spaces[uniform] = launches, arrays, tickets
+            counters = cupy.zeros(max(launches.tickets, 1), cupy.uint32)
+            spaces[uniform] = launches, arrays, counters
         return spaces[uniform]
 
     def run(inputs, out, lse) -> None:
         layout = inputs.layout
         uniform = layout.table is None and not problem.packed and bool((layout.lengths == problem.seqlen_k).all())
-        launches, arrays, tickets = space(uniform, inputs.scale)
+        launches, arrays, counters = space(uniform, inputs.scale)
         tensors = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}
         pointers = {**tensors, "lse": lse, "sinks": inputs.sinks, "page_table": layout.table,
                     "k_scales": inputs.k_scales, "v_scales": inputs.v_scales, **arrays}
@@ -166,7 +124,7 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
         if problem.packed:
             pointers["query_starts"] = layout.device_starts("query")
         if launches.tickets:
-            pointers["tickets"] = tickets
+            pointers["tickets"] = counters
         if lse is not None:
             for array in arrays.values():
                 array.fill(cupy.nan)
@@ -177,7 +135,7 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
         main(launches.grid, stream, packer, fields)
         if launches.combine:
             combine(launches.combine, stream, packer, fields)
-        if lse is not None and bool(tickets.any()):
+        if lse is not None and bool(counters.any()):
             raise launch.LaunchError(f"{config} left tickets that are not 0 behind, so the next launch would be wrong")
 
     return run

@@ -9,8 +9,8 @@ import math
 import threading
 import warnings
 
-from . import binding, decoding, launch
-from .arrays import AttentionError
+from . import binding, decoding, launch, tickets
+from .arrays import AttentionError, is_capturing
 from .gpu import Gpu, detect
 from .kernels import candidates, kernel_of
 from .lookup import QUICK_TUNE_S, SLOWDOWN_OF_DEFAULT, TIERS, Match, NoKernelError, lookup
@@ -34,7 +34,7 @@ class UntunedWarning(UserWarning):
 class Plan:
     """A kernel, its config and its loaded binary, for every problem of one bucket on one device."""
 
-    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_fields", "_packer", "_launches")
+    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_fields", "_packer", "_draws", "_idle", "_launches")
 
     def __init__(self, match: Match, loaded: launch.Loaded):
         problem, config = match.problem, match.config
@@ -43,17 +43,22 @@ class Plan:
         self.aligned = self.kernel.aligned
         self.calls = 0  # for `stats`
         self.unmapped: Plan | None = None  # what runs instead for arrays that the kernel's tensor maps cannot describe
-        self._fields, self._packer = binding.bind(problem, config, match.gpu.sms)
+        self._fields, self._packer, self._draws, self._idle = binding.bind(problem, config, match.gpu.sms)
         self._launches = tuple(loaded.bound(step).launch for step in self.kernel.plan(problem, config))
 
-    def run(self, batch: int, seqlen_q: int, seqlen_k: int, stream: int, arrays: tuple, scale: float, sink_dtype: int,
-            slopes: tuple = ()) -> None:
+    def run(self, batch: int, seqlen_q: int, seqlen_k: int, library, like, device: int, stream: int, arrays: tuple, scale: float,
+            sink_dtype: int, slopes: tuple = ()) -> None:
         """Launches on `stream` for exact sizes, which must be of this plan's bucket.
 
-        `arrays` and `slopes` are what `binding.Binding` takes. Raises `tensormap.Unmappable` for arrays that this plan's kernel
+        `arrays` and `slopes` are what `binding.Binding` takes. A counter, if one is needed, comes from `library`, for the device
+        of `like`. Raises `tensormap.Unmappable` for arrays that this plan's kernel
         cannot take in place; `without_maps` has the plan that can.
         """
-        grids, values = self._fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes)
+        counter = self._idle
+        if self._draws:
+            pointer, keep = tickets.take(library, like, device, stream, 1, is_capturing(stream))
+            counter = pointer,
+        grids, values = self._fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes, counter)
         for launch_step, grid in zip(self._launches, grids):
             launch_step(grid, stream, self._packer, values)
         self.calls += 1

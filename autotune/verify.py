@@ -55,7 +55,8 @@ def runner(problem: Problem, config: Config, binary, device: int) -> Callable:
         return decoding.runner(problem, config, binary, device)
     loaded = launch.load(binary, device)
     launches = [loaded.bound(step).launch for step in kernels.kernel_of(config).plan(problem, config)]
-    fields, packer = binding.bind(problem, config, detect(device).sms)
+    fields, packer, draws, idle = binding.bind(problem, config, detect(device).sms)
+    counter = cupy.zeros(1, cupy.uint32)
     sizes = problem.batch, problem.seqlen_q, problem.seqlen_k
 
     def run(inputs: Inputs, out, lse) -> None:
@@ -64,10 +65,12 @@ def runner(problem: Problem, config: Config, binary, device: int) -> Callable:
         pointers += [0 if array is None else array.data.ptr for array in (lse, inputs.sinks)]
         strides = [stride // array.itemsize for array in arrays.values() for stride in array.strides[:3]]
         slopes = () if inputs.alibi_slopes is None else (inputs.alibi_slopes.data.ptr, inputs.slopes_batch_stride)
-        grids, values = fields(*sizes, (*pointers, *strides), inputs.scale, 0, slopes)
+        grids, values = fields(*sizes, (*pointers, *strides), inputs.scale, 0, slopes, (counter.data.ptr,) if draws else idle)
         stream = cupy.cuda.get_current_stream().ptr
         for launch_step, grid in zip(launches, grids):
             launch_step(grid, stream, packer, values)
+        if lse is not None and draws and int(counter[0]):
+            raise launch.LaunchError(f"{config} left its counter at {int(counter[0])}, not 0, so the next launch would be wrong")
 
     return run
 

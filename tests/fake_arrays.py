@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 
-from autotune import arrays, decoding, launch, plans, tensormap
+from autotune import arrays, launch, plans, tensormap, tickets
 from autotune.gpu import by_name
 from autotune.kernels import KERNELS
 from autotune.kernels.base import params_format
@@ -81,6 +81,12 @@ class TensorArrays:
 
     def zeros_int32(self, like, shape):
         return Tensor(np.zeros(shape, np.int32), like.device)
+
+    def steps_int32(self, like, count, step):
+        return Tensor(np.arange(count, dtype=np.int32) * np.int32(step), like.device)
+
+    def by_sequence(self, lse, batch):
+        return Tensor(lse.array.reshape(lse.shape[1], batch, -1).swapaxes(0, 1).copy(), lse.device)
 
     def synchronize(self, device):
         self.synchronized = device
@@ -236,7 +242,7 @@ def fake_gpu(monkeypatch):
 
 
 def forget():
-    for cache in (plans._plans, plans._binaries, plans._told, decoding._in_use, decoding._reserve):
+    for cache in (plans._plans, plans._binaries, plans._told, tickets._in_use, tickets._reserve):
         cache.clear()
     tensormap.encode.cache_clear()
 

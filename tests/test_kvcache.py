@@ -7,7 +7,7 @@ import pytest
 from fake_arrays import Tensor, aligned, fake_gpu, qkv, random  # noqa: F401 (a fixture)
 
 import autotune
-from autotune import decoding
+from autotune import tickets
 from autotune.arrays import AttentionError
 from autotune.check import compare
 from autotune.inputs import make_inputs
@@ -101,7 +101,7 @@ def test_tickets_belong_to_a_stream_and_to_each_captured_launch(gpu):
     gpu.capturing = True
     captured = {tickets() for _ in range(3)}
     assert len(captured) == 3 and first not in captured
-    decoding._reserve.clear()  # nothing is set aside: then the graph itself zeroes new ones
+    tickets._reserve.clear()  # nothing is set aside: then the graph itself zeroes new ones
     assert tickets() not in captured | {first}
 
 

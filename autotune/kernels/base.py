@@ -47,6 +47,12 @@ def params_bytes(fields: tuple[Field, ...]) -> int:
     return struct.calcsize(params_format(fields))
 
 
+def reciprocal(divisor: int) -> tuple[int, int]:
+    """(magic, shift): n // divisor == n * magic >> (31 + shift) for 0 <= n < 2^31."""
+    shift = (divisor - 1).bit_length()
+    return (1 << 31 + shift) // divisor + 1, shift
+
+
 class Map(NamedTuple):
     """One TensorMap member of Params: boxes of `heads` x `rows` x `columns` of a tensor (q, k, v or out), with the 128-byte
     swizzle."""
@@ -65,7 +71,7 @@ class Step(NamedTuple):
     block: int  # threads
     smem_bytes: int
     carveout: int = -1  # percent of the SM's L1 to set aside as shared memory; -1: the driver's choice
-    blocks_per_sm: int = 0  # above 0: launch at most this many for each SM, and blocks go round for the rest of the grid
+    blocks_per_sm: int = 0  # above 0: launch at most this many for each SM, and blocks draw the rest of the grid
 
 
 Rule = Callable[[Static, Mapping[str, Value], Gpu], "str | None"]
@@ -118,8 +124,8 @@ class Kernel:
     def workspace_bytes(self, problem: Problem, config: Config) -> int:
         return 0
 
-    def maps(self, static: Static, config: Config) -> tuple[Map, ...]:
-        """The tensor maps with which Params begins."""
+    def maps(self, problem: Problem, config: Config) -> tuple[Map, ...]:
+        """The tensor maps with which Params begins. Of sizes they depend on the page size only."""
         return ()
 
     def params(self, static: Static) -> tuple[Field, ...]:

@@ -14,7 +14,8 @@ from .limits import registers_available, registers_exceeded, shared_memory_excee
 
 PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
 COMBINE_THREADS = 128
-COMBINE_BYTES = 4096 * 8  # maximum and sum of every split and row
+COMBINE_BYTES = 96 * 1024  # statistics of every split and row, 32 KB at the most, and O of some splits
+STATISTICS_BYTES = 4096 * 8  # maximum and sum of every split and row
 
 LATENCY_US = 0.8  # of a load from HBM
 LAUNCH_US = 2.5  # of a kernel in a graph, from the end of the one before
@@ -59,7 +60,7 @@ def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
     q = 0 if v["q_in_registers"] else tile_bytes(v["block_m"], static.head_dim)
     streaming = q + v["num_warps"] * v["num_stages"] * stage_bytes(static, v)
     merging = v["num_warps"] * v["block_m"] * ((static.head_dim_v + 8) * 4 + 8) + 16
-    return max(streaming, merging, COMBINE_BYTES)
+    return max(streaming, merging, STATISTICS_BYTES + v["block_m"] * static.head_dim_v * 4)
 
 
 class DecodeMma(DecodeKernel):

@@ -17,14 +17,25 @@ WARPGROUP_SIZE = 128
 GROUP_ROWS = 64  # query rows that a warpgroup owns: M of wgmma
 
 TASK_BYTES = 64  # what the loader tells the groups of a block
-LOADER_REGISTERS = 24  # the least that setmaxnreg takes
+LOADER_REGISTERS = 32  # at the least; with the 24 that setmaxnreg would take the loader spills
 
 
 def multiplier_registers(v: Mapping[str, Value], registers_per_sm: int = 65536) -> int:
     """What setmaxnreg can give each thread of the multiplying groups once the loader's group has handed over its own."""
     groups = v["num_warpgroups"]
-    entry = min(256, registers_per_sm // ((1 + groups) * WARPGROUP_SIZE * v["min_blocks_per_sm"]) // 8 * 8)
-    return min(256, (entry * (1 + groups) - LOADER_REGISTERS) // groups // 8 * 8)
+    return min(256, (entry_registers(v, registers_per_sm) * (1 + groups) - LOADER_REGISTERS) // groups // 8 * 8)
+
+
+def loader_registers(v: Mapping[str, Value], registers_per_sm: int = 65536) -> int:
+    """What is left for each thread of the loader's group."""
+    groups, entry = v["num_warpgroups"], entry_registers(v, registers_per_sm)
+    return min(entry, entry * (1 + groups) - groups * multiplier_registers(v, registers_per_sm))
+
+
+def entry_registers(v: Mapping[str, Value], registers_per_sm: int) -> int:
+    """Registers with which each thread begins."""
+    threads = (1 + v["num_warpgroups"]) * WARPGROUP_SIZE * v["min_blocks_per_sm"]
+    return min(256, registers_per_sm // threads // 8 * 8)
 
 
 def turns_need_groups(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
@@ -66,7 +77,7 @@ class ForwardWgmma(ForwardKernel):
     template = "forward_wgmma.cu.j2"
     summary = "Hopper: TMA, wgmma, specialised warps; fp16 and bf16"
     min_arch = 90
-    aligned = True
+    aligned = draws = True
     dtypes = ("bf16", "fp16")
     parameters = (
         Parameter("num_warpgroups", (1, 2, 3), "compile", "multiplying warpgroups of a block, 64 query rows each"),
@@ -76,13 +87,14 @@ class ForwardWgmma(ForwardKernel):
         Parameter("q_stages", (1, 2), "compile", "buffers of Q: with 2 the next block's queries load while this one's are used"),
         Parameter("overlap", (False, True), "compile", "softmax works while the last tile's P V is multiplied"),
         Parameter("ping_pong", (False, True), "compile", "groups take turns to multiply, so that one's softmax hides another's"),
-        Parameter("rescale_slack", (-1, 0, 8), "compile",
+        Parameter("rescale_slack", (-1, 8), "compile",
                   "rescale O when a row maximum grows by more than this (log2); -1: at every tile"),
+        Parameter("integer_max", (False, True), "compile", "row maxima by three-way integer comparisons, half the instructions"),
         Parameter("min_blocks_per_sm", (1, 2, 3, 4), "compile", "blocks per SM that the register allocation makes room for"),
         Parameter("smem_bytes", (), "compile", "dynamic shared memory that the launch requests", derived=True),
         Parameter("longest_first", (True, False), "launch", "start the last query rows first"),
         Parameter("head_group", (1, 2, 4, 8, 16, 32, 64), "launch", "heads that run together, to share L2"),
-        Parameter("persistent", (False, True), "launch", "one block for each SM, which goes round"),
+        Parameter("persistent", (False, True), "launch", "one block for each place on the GPU, which draws its work"),
     )
     rules = (turns_need_groups, room_for_blocks, shared_memory, registers)
     fields = (*(Field("TensorMap", f"{tensor}_map") for tensor in TENSORS), *FORWARD_FIELDS, Field("int", "head_group"),
@@ -104,14 +116,14 @@ class ForwardWgmma(ForwardKernel):
         return {"smem_bytes": smem_bytes(static, values)}
 
     def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
-        return [*super().constants(static, config), ("int", "LOADER_REGISTERS", LOADER_REGISTERS),
+        return [*super().constants(static, config), ("int", "LOADER_REGISTERS", loader_registers(config.values)),
                 ("int", "REGISTERS", multiplier_registers(config.values))]
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
-        return {"wgmma_type": {"bf16": "bf16", "fp16": "f16"}[static.dtype], "qk": _multiply(config["block_n"]),
+        return {**super().operands(static, config), "wgmma_type": {"bf16": "bf16", "fp16": "f16"}[static.dtype], "qk": _multiply(config["block_n"]),
                 "pv": _multiply(static.head_dim_v)}
 
-    def maps(self, static: Static, config: Config) -> tuple[Map, ...]:
+    def maps(self, problem: Problem, config: Config) -> tuple[Map, ...]:
         unit = GROUP_ROWS // config["block_heads"], PANEL, config["block_heads"]
         return (Map("q", *unit), Map("k", config["block_n"], PANEL),
                 Map("v", config["block_n"], PANEL), Map("out", *unit))
@@ -125,7 +137,7 @@ class ForwardWgmma(ForwardKernel):
         head_dim = max(problem.head_dim, problem.head_dim_v)
         few_keys = problem.visible_pairs < 1024 * problem.seqlen_q
         values = dict(num_warpgroups=2, block_heads=1, block_n=128 if head_dim <= 128 else 96 if head_dim <= 192 else 64,
-                      num_stages=2, q_stages=1, overlap=not few_keys, ping_pong=False, rescale_slack=-1, min_blocks_per_sm=1,
+                      num_stages=2, q_stages=1, overlap=not few_keys, ping_pong=False, rescale_slack=-1, integer_max=False, min_blocks_per_sm=1,
                       longest_first=True, head_group=4, persistent=few_keys)
         if few_keys:
             values.update(q_stages=2 if head_dim <= 128 else 1)
@@ -170,10 +182,7 @@ class ForwardWgmma(ForwardKernel):
         shown = (0.36 if config["q_stages"] > 1 else 0.67) if persistent else 1  # of a block's beginning and end
         waves = blocks / (gpu.sms * resident)
         idle = math.ceil(waves) / waves - 1  # of the last wave, in waves
-        if problem.mask == "causal" and waves > 1:
-            stretch = 1 + 0.63 / waves + (0.19 if persistent else 0)  # rounds are less even than what comes first is served first
-        else:
-            stretch = 1 + (1 if persistent else 0.63) * idle
+        stretch = 1 + 0.63 * (1 / waves if problem.mask == "causal" and waves > 1 else idle)
         total = (self.tiles(problem, config) * groups * clocks + blocks * 6560 * shown / resident) * stretch
         compute_us = total / gpu.sms / (0.844 * gpu["sm_clock_mhz"])
         return max(compute_us, problem.compulsory_bytes / gpu["bandwidth_gb_s"] * 1e-3) + 4.0

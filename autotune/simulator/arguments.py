@@ -7,17 +7,17 @@ from typing import Sequence
 
 import numpy as np
 
-from .. import decoding
+from .. import decoding, packed
 from ..config import Config
 from ..inputs import Inputs
 from ..kernels import kernel_of
 from ..kernels.base import Kernel, Step, params_format
 from ..kernels.decode import DecodeKernel
-from ..kernels.forward import SINK_DTYPES, TENSORS
+from ..kernels.forward import SINK_DTYPES, TENSORS, ForwardKernel
 from ..problem import Problem
 from .memory import Memory, tensor_map
 
-RESIDENT_BLOCKS = 2  # blocks of a launch that goes round, so that each has several turns
+RESIDENT_BLOCKS = 2  # blocks of a launch whose blocks draw their work, so that each has several turns
 
 
 def arguments(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray, lse: np.ndarray | None,
@@ -36,16 +36,31 @@ def arguments(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray,
     return steps, struct.pack(params_format(kernel.params(problem.static)), *fields)
 
 
-def _forward(kernel: Kernel, problem: Problem, config: Config, inputs: Inputs, out, strides, memory: Memory):
+def _forward(kernel: ForwardKernel, problem: Problem, config: Config, inputs: Inputs, out, strides, memory: Memory):
     arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}
-    maps = [tensor_map(shape, arrays[shape.tensor], memory.address[shape.tensor])
-            for shape in kernel.maps(problem.static, config)]
+    maps = [tensor_map(shape, arrays[shape.tensor], memory.address[shape.tensor]) for shape in kernel.maps(problem, config)]
     pointers = [memory.address.get(name, 0) for name in (*TENSORS, "lse", "sinks")]
-    scalars = kernel.arguments(problem, config, inputs.scale, _sink_dtype(inputs))
-    steps = [step._replace(grid=min(step.grid, RESIDENT_BLOCKS)) if step.blocks_per_sm else step
-             for step in kernel.plan(problem, config)]
+    sizes = packed.sizes_of(inputs) if problem.packed else (problem.batch, problem.seqlen_q, problem.seqlen_k)
+    grids, scalars = kernel.bind(problem, config)(*sizes, inputs.scale, _sink_dtype(inputs))
+    steps = [step._replace(grid=min(grid, RESIDENT_BLOCKS) if step.blocks_per_sm else grid)
+             for step, grid in zip(kernel.plan(problem, config), grids)]
+    if any(step.blocks_per_sm for step in steps):
+        memory.add("tickets", np.zeros(1, np.uint32), writable=True)
+    counter = (memory.address.get("tickets", 0),) if kernel.draws else ()
+    places = ()
+    if problem.packed:
+        places = (*_sequences(inputs, memory).fields, *packed.page_constants(problem, kernel.maps(problem, config)))
     return steps, (*maps, *pointers, *(stride for name in TENSORS for stride in strides[name]), *scalars,
-                   *_slopes(inputs, memory))
+                   *_slopes(inputs, memory), *counter, *places)
+
+
+def _sequences(inputs: Inputs, memory: Memory) -> packed.Lengths | packed.Pages:
+    def address(array: np.ndarray) -> int:
+        name = f"integers {len(memory.arrays)}"
+        memory.add(name, array, writable=False)
+        return memory.address[name]
+
+    return packed.sequences_of(inputs.layout, address)
 
 
 def _decode(kernel: DecodeKernel, problem: Problem, config: Config, inputs: Inputs, out, strides, memory: Memory):

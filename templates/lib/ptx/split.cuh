@@ -39,15 +39,6 @@ DEVICE u32 load_global_4(const void* global) {
 // Orders this thread's accesses to global memory before its later ones, for every thread of the GPU.
 DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-// Adds 1 to a counter that runs from 0 to `last` and around, and gives its value before. So whoever draws `last` leaves the
-// counter as it was found.
-DEVICE u32 take_ticket(u32* counter, u32 last) {
-    u32 before;
-    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(before) : "l"(__cvta_generic_to_global(counter)), "r"(last) : "memory");
-    return before;
-}
-
 // Starts an asynchronous copy of 16 bytes that will not be needed again, and has L2 fetch the PREFETCH bytes around them.
 // Where `valid` is false nothing is read and zeros are written.
 template <int PREFETCH> DEVICE void stream_async_16(u32 smem_address, const void* global, bool valid) {

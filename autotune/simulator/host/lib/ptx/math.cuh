@@ -5,6 +5,10 @@ DEVICE float exp2_approx(float x) { return flushed(std::exp2(flushed(x))); }
 DEVICE float log2_approx(float x) { return std::log2(flushed(x)); }
 DEVICE float reciprocal_approx(float x) { return flushed(1.0f / flushed(x)); }
 
+DEVICE int float_bits(float x) { int bits; memcpy(&bits, &x, 4); return bits; }
+DEVICE float bits_float(int bits) { float x; memcpy(&x, &bits, 4); return x; }
+DEVICE int max_of_three(int a, int b, int c) { return std::max(a, std::max(b, c)); }
+
 template <typename Element> DEVICE u32 pack2(float low, float high);
 template <> DEVICE u32 pack2<bf16>(float low, float high) {
     return sim::from_float(sim::Format::bf16, low) | sim::from_float(sim::Format::bf16, high) << 16;

@@ -34,7 +34,6 @@ DEVICE u32 load_global_4(const void* global, AT) {
 }
 
 DEVICE void fence_device(AT) { sim::fence_device(line); }
-DEVICE u32 take_ticket(u32* counter, u32 last, AT) { return sim::atomic_inc(counter, last, line); }
 
 template <int PREFETCH> DEVICE void stream_async_16(u32 smem_address, const void* global, bool valid, AT) {
     sim::copy_async(smem_address, global, 16, valid, line);
