@@ -21,14 +21,25 @@ SHOWN = 3  # other records that might have served
 
 
 def passed_over(match: Match) -> dict[str, str]:
-    """Kernel -> why it does not run, for each that is preferred to the one that does."""
+    """Kernel -> why it does not run, for each of the same operation that is preferred to the one that does."""
     chosen, reasons = kernel_of(match.config), {}
     for kernel in KERNELS.values():
         if kernel is chosen:
             break
+        if not kernel.name.startswith(f"{match.problem.op}_"):
+            continue
         reasons[kernel.name] = kernel.reject(match.problem, match.gpu) or \
             "it can serve this, but the database has a faster config"
     return reasons
+
+
+def _cuts(match: Match) -> list[str]:
+    """How a decode kernel cuts the keys of sequences whose lengths the device has, and of full ones side by side."""
+    kernel, problem = kernel_of(match.config), match.problem
+    full, others = (str(kernel.launches(problem, match.config, uniform)) for uniform in (True, False))
+    if problem.kv == "paged" or problem.packed:
+        return [others]
+    return [f"full sequences: {full}", f"with cache_seqlens: {others}"]
 
 
 def lines(match: Match) -> list[tuple[str, str]]:
@@ -39,6 +50,8 @@ def lines(match: Match) -> list[tuple[str, str]]:
                                  "do not count"))
     rows.append(("slowdown", f"{100 * (match.slowdown - 1):.0f} % above a config tuned for this problem is to be expected"))
     rows += [("refused", f"{name}: {reason}") for name, reason in passed_over(match).items()]
+    if match.problem.op == "decode":
+        rows += [("splits", text) for text in _cuts(match)]
     others = [other for other in ranking(match.problem, match.gpu) if other.record is not match.record]
     rows += [("next", f"{other.tier}, {other.evidence}, {other.distance:.2f} steps: {other.record.problem} with {other.config}")
              for other in others[:SHOWN]]

@@ -92,17 +92,17 @@ def test_growing_lengths_share_a_plan_and_split_counts_are_honoured(gpu):
 def test_tickets_belong_to_a_stream_and_to_each_captured_launch(gpu):
     q, k, v = qkv(batch=1, seqlen_q=1, seqlen_k=2000)
 
-    def tickets():
+    def drawn():
         autotune.attention_with_kvcache(q, k, v, num_splits=4)
         return gpu.calls[-1]["tickets"]
 
-    first = tickets()
-    assert first and tickets() == first and gpu.library.synchronized == 0
+    first = drawn()
+    assert first and drawn() == first and gpu.library.synchronized == 0
     gpu.capturing = True
-    captured = {tickets() for _ in range(3)}
+    captured = {drawn() for _ in range(3)}
     assert len(captured) == 3 and first not in captured
     tickets._reserve.clear()  # nothing is set aside: then the graph itself zeroes new ones
-    assert tickets() not in captured | {first}
+    assert drawn() not in captured | {first}
 
 
 def test_unprepared_kernels_refuse_to_be_captured(gpu):

@@ -50,6 +50,20 @@ def test_lines_of_a_record_name_its_distance_and_what_came_next(db):  # noqa: F8
     assert "q4096-k4096" in following[0] and "q1024-k1024" in following[1]
 
 
+def test_decode_says_how_keys_are_cut():
+    lines = why.lines(autotune.lookup("decode-bf16-b1-h32x8-q1-k65536-d128", GPU))
+    assert not [text for name, text in lines if name == "refused"]  # kernels of another operation are no choice
+    full, lengths = [text for name, text in lines if name == "splits"]
+    assert full.startswith("full sequences: keys of each sequence are cut into 128, 1024 blocks in all; the last block")
+    assert "with cache_seqlens: keys of each sequence are cut on the device" in lengths
+    problem = Problem.parse("decode-bf16-b1024-h32x8-q1-k64-d128-page16")
+    config = KERNELS["decode_mma"].default(problem, GPU)
+    assert dict(why.lines(Match(config, "default", "predicted", problem, GPU)))["splits"].startswith("keys are not cut: 8192 blocks")
+    config = KERNELS["decode_mma"].config(problem.static, {**config.values, "last_block_merges": False})
+    long = Problem.parse("decode-bf16-b1-h32x8-q1-k65536-d128-page16")
+    assert "a second kernel of 8 blocks merges" in dict(why.lines(Match(config, "default", "predicted", long, GPU)))["splits"]
+
+
 def test_calls_are_counted_by_tier(gpu):
     q, k, v = qkv()
     before = autotune.stats()

@@ -8,7 +8,7 @@ from typing import Callable
 from ..config import Config
 from ..gpu import Gpu
 from ..problem import Problem, Static
-from .base import Field, Kernel
+from .base import Field, Kernel, reciprocal
 from .forward import ALIBI_FIELDS, ELEMENTS, LEAST_ALIBI_SCALE, LOG2E, UNBOUNDED
 
 DECODE_POINTERS = ("q", "k", "v", "out", "lse", "sinks", "lengths", "query_starts", "page_table", "k_scales", "v_scales",
@@ -59,23 +59,28 @@ DECODE_FIELDS = (
 )
 
 
-def reciprocal(divisor: int) -> tuple[int, int]:
-    """(magic, shift): n // divisor == n * magic >> (31 + shift) for 0 <= n < 2^31."""
-    shift = (divisor - 1).bit_length()
-    return (1 << 31 + shift) // divisor + 1, shift
-
-
 class Launches:
     """What launching a decode problem of exact sizes takes: grids of the two steps, slots of the workspace, scalar fields.
 
     `combine` is the grid of the second step, 0 if there is none. `slots` and `rows` size the workspace: `slots * rows *
-    (head_dim_v + 2)` floats, 0 slots if no sequence can be split; `tickets` is how many counters may be used.
+    (head_dim_v + 2)` floats, 0 slots if no sequence can be split; `tickets` is how many counters may be used. `splits` is into
+    how many each sequence is cut, 0 where the device cuts them by their lengths.
     """
 
-    __slots__ = ("grid", "combine", "slots", "rows", "tickets", "scalars")
+    __slots__ = ("grid", "combine", "slots", "rows", "tickets", "splits", "scalars")
 
-    def __init__(self, grid: int, combine: int, slots: int, rows: int, tickets: int, scalars: tuple):
-        self.grid, self.combine, self.slots, self.rows, self.tickets, self.scalars = grid, combine, slots, rows, tickets, scalars
+    def __init__(self, grid: int, combine: int, slots: int, rows: int, tickets: int, splits: int, scalars: tuple):
+        self.grid, self.combine, self.slots, self.rows, self.tickets = grid, combine, slots, rows, tickets
+        self.splits, self.scalars = splits, scalars
+
+    def __str__(self) -> str:
+        """How the keys are cut, and who merges the pieces, in words."""
+        if not self.slots:
+            return f"keys are not cut: {self.grid} blocks, each with all keys of its rows"
+        parts = f"into {self.splits}, {self.grid} blocks in all" if self.splits else \
+            f"on the device by the lengths that stand there, at most {self.grid} blocks in all"
+        merger = "the last block of a sequence to arrive" if self.tickets else f"a second kernel of {self.combine} blocks"
+        return f"keys of each sequence are cut {parts}; {merger} merges the pieces"
 
 
 class DecodeKernel(Kernel):
@@ -164,7 +169,7 @@ class DecodeKernel(Kernel):
                        v_scale, *softcap)
             split = splits > 1
             return Launches(grid, batch * unsplit if split and combines else 0, grid if split else 0, min(rows, block_rows),
-                            batch * unsplit if split and not combines else 0, scalars)
+                            batch * unsplit if split and not combines else 0, num_splits, scalars)
 
         return bound
 
