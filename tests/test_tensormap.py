@@ -74,7 +74,7 @@ def test_params_are_maps_then_arrays_then_scalars(kernel):
     config = kernel.default(PROBLEM, GPU)
     fields, packer = binding.bind(PROBLEM, config, GPU.sms)
     grids, values = fields(2, 300, 700, ARRAYS, 0.5, 0)
-    maps = kernel.maps(PROBLEM.static, config)
+    maps = kernel.maps(PROBLEM, config)
     assert values[len(maps):] == ARRAYS + kernel.arguments(PROBLEM, config, 0.5) and kernel.mapped == bool(maps)
     assert grids == tuple(step.grid for step in kernel.plan(PROBLEM, config))
     assert packer.format == params_format(kernel.fields) and len(packer.pack(*values)) == params_bytes(kernel.fields)
@@ -86,7 +86,7 @@ def test_each_map_of_forward_wgmma_is_of_its_tensor():
     _, values = binding.bind(PROBLEM, config, GPU.sms).fields(2, 300, 700, ARRAYS, 0.5, 0)
     wanted = {"q": (1024, (2, 300, 8, 128), (1600, 1616, 1632)), "k": (2048, (2, 700, 2, 128), (1648, 1664, 1680)),
               "v": (4096, (2, 700, 2, 64), (1696, 1712, 1728)), "out": (8192, (2, 300, 8, 64), (1744, 1760, 1776))}
-    maps = kernel.maps(PROBLEM.static, config)
+    maps = kernel.maps(PROBLEM, config)
     assert [field.name for field in kernel.fields if field.type == "TensorMap"] == [f"{shape.tensor}_map" for shape in maps]
     for shape, encoded in zip(maps, values):
         assert decode_map(encoded) == (*wanted[shape.tensor], (shape.rows, shape.heads), 9)

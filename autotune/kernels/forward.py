@@ -9,6 +9,8 @@ from typing import Callable
 from ..config import Config
 from ..gpu import Gpu
 from ..problem import Problem, Static
+from ..sequences import visible_pairs
+from . import packed
 from .base import Field, Kernel, legal_configs
 
 # Codes of the sink logits' dtype in Params.sink_dtype.
@@ -41,6 +43,7 @@ ALIBI_FIELDS = (
     Field("const float*", "alibi_slopes", "(heads_q), or (batch, heads_q)"),
     Field("long long", "alibi_batch_stride", "0: the slopes of all batch entries"),
 )
+TICKETS_FIELD = Field("u32*", "tickets", "a counter, 0 between launches, from which blocks draw their work; null: each has its own")
 LEAST_ALIBI_SCALE = 1e-30  # slopes are divided by the scale, and must stay floats; scores this small are 0 beside any slope
 
 LOG2E = 1.4426950408889634
@@ -53,6 +56,8 @@ class ForwardKernel(Kernel):
 
     aligned: bool  # needs 16-byte aligned bases and strides that are multiples of 16 bytes
     dtypes: tuple[str, ...]
+    sources: tuple[str, ...] = ("dense",)  # of keys and values
+    draws = False  # whether Params ends with `TICKETS_FIELD`, for plans whose blocks draw their work
 
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:
         if problem.op != "forward":
@@ -63,13 +68,17 @@ class ForwardKernel(Kernel):
             return f"it computes {', '.join(self.dtypes)}, not {problem.dtype}"
         if problem.kv_dtype != problem.dtype or problem.out_dtype != problem.dtype:
             return "keys, values and output must have the dtype of the queries"
-        if problem.kv != "dense":
-            return f"it reads dense keys and values, not {problem.kv} ones"
+        if problem.kv not in self.sources:
+            return f"it reads {' and '.join(self.sources)} keys and values, not {problem.kv} ones"
         return None
 
     def params(self, static: Static) -> tuple[Field, ...]:
         softcap = (Field("float", "softcap_scale", "softmax scale / soft cap"),) if static.softcap else ()
-        return self.fields + softcap + (ALIBI_FIELDS if static.alibi else ())
+        fields = self.fields + softcap + (ALIBI_FIELDS if static.alibi else ()) + ((TICKETS_FIELD,) if self.draws else ())
+        return packed.documented(fields, static) + packed.FIELDS[static.kv] if static.packed else fields
+
+    def operands(self, static: Static, config: Config) -> dict[str, object]:
+        return packed.headers(static)
 
     def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
         """Every legal config for `problem` on `gpu`, without those whose blocks own more heads than share keys: rows of theirs
@@ -80,14 +89,16 @@ class ForwardKernel(Kernel):
         """The scalar fields of Params, in order, for exact (not bucketed) sizes.
 
         They follow 6 pointers (q, k, v, out, lse, sinks; 0 for none) and 12 strides in elements (q, k, v, out by batch,
-        row, head). With ALiBi the fields of `ALIBI_FIELDS` follow them. `scale` multiplies scores and must be above 0.
+        row, head). With ALiBi the fields of `ALIBI_FIELDS` follow them, the counter of kernels that draw, for packed sequences those of kernels/packed.py. `scale`
+        multiplies scores and must be above 0.
         """
         return self.bind(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, scale, sink_dtype)[1]
 
     def bind(self, problem: Problem, config: Config) -> Callable[[int, int, int, float, int], tuple[tuple, tuple]]:
         """A function of (batch, seqlen_q, seqlen_k, scale, sink_dtype) that gives (the grid of each step of `plan`, what
-        `arguments` says) for problems with those sizes that are like `problem` otherwise. A warm call runs it: 0.3 us,
-        where a Problem of new sizes, its plan and its arguments take 2 even without validation."""
+        `arguments` says) for problems with those sizes that are like `problem` otherwise. Of packed sequences the lengths are
+        those of all together, and the grid is made for the worst that they can be. A warm call runs it: 0.3 us, where a Problem
+        of new sizes, its plan and its arguments take 2 even without validation."""
         heads_q, group, queries, heads = problem.heads_q, problem.group, self.block_queries(config), self.block_heads(config)
         sets = problem.heads_kv * -(-group // heads)
         left = UNBOUNDED if problem.window_left is None else min(problem.window_left, UNBOUNDED)
@@ -106,7 +117,12 @@ class ForwardKernel(Kernel):
         def floored(batch, seqlen_q, seqlen_k, scale, sink_dtype):
             return bound(batch, seqlen_q, seqlen_k, max(scale, LEAST_ALIBI_SCALE), sink_dtype)
 
-        return capped if softcap else floored if problem.alibi else bound
+        sized = capped if softcap else floored if problem.alibi else bound
+
+        def spread(batch, seqlen_q, seqlen_k, scale, sink_dtype):
+            return (packed.most_blocks(batch, seqlen_q, queries) * sets,), sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)[1]
+
+        return spread if problem.packed else sized
 
     def block_queries(self, config: Config) -> int:
         """Consecutive queries that a block owns."""
@@ -117,9 +133,12 @@ class ForwardKernel(Kernel):
         return 1
 
     def blocks(self, problem: Problem, config: Config) -> int:
-        """Blocks of the grid."""
+        """Blocks of the grid; of packed sequences, those that have work."""
         sets = problem.heads_kv * -(-problem.group // self.block_heads(config))
-        return -(-problem.seqlen_q // self.block_queries(config)) * sets * problem.batch
+        queries = self.block_queries(config)
+        if problem.packed:
+            return sum(-(-length // queries) for length, _ in problem.sequences) * sets * problem.batch // max(len(problem.sequences), 1)
+        return -(-problem.seqlen_q // queries) * sets * problem.batch
 
     def tiles(self, problem: Problem, config: Config) -> float:
         """Key tiles that all blocks load together."""
@@ -132,9 +151,15 @@ def _sharing(kernel: ForwardKernel, static: Static, gpu: Gpu, most: int) -> tupl
     return tuple(config for config in legal_configs(kernel, static, gpu) if kernel.block_heads(config) <= most)
 
 
+@lru_cache(maxsize=1024)
 def visited_tiles(problem: Problem, block_queries: int, block_n: int) -> float:
-    """(block of queries, key tile) pairs of one head that a kernel loads: visible area plus half a tile along each mask edge."""
-    rows = math.ceil(problem.seqlen_q / block_queries) * block_queries
-    edges = sum(bound is not None for bound in (problem.window_left, problem.window_right))
-    area = problem.visible_pairs * rows / max(problem.seqlen_q, 1) + edges * rows * (block_queries + block_n) / 2
-    return min(area, rows * math.ceil(problem.seqlen_k / block_n) * block_n) / (block_queries * block_n)
+    """(block of queries, key tile) pairs of one head that a kernel loads, of a sequence on average: visible area plus half a tile
+    along each mask edge."""
+    window = problem.window_left, problem.window_right
+    edges = sum(bound is not None for bound in window)
+    total = 0.0
+    for queries, keys in problem.sequences:
+        rows = math.ceil(queries / block_queries) * block_queries
+        area = visible_pairs(queries, keys, *window) * rows / max(queries, 1) + edges * rows * (block_queries + block_n) / 2
+        total += min(area, rows * math.ceil(keys / block_n) * block_n)
+    return total / max(len(problem.sequences), 1) / (block_queries * block_n)

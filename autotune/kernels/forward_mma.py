@@ -11,6 +11,7 @@ from ..problem import Problem, Static
 from .base import WARP_SIZE, Field, Step, resident_blocks
 from .forward import FORWARD_FIELDS, ForwardKernel
 from .limits import registers_available, registers_exceeded, shared_memory_exceeded, threads_exceeded
+from .packed import with_note
 
 PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
 
@@ -55,7 +56,7 @@ def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
 
     rows = max(tile(v["block_m"], static.head_dim), tile(v["block_m"], static.head_dim_v))
     stages = v["num_stages"] * (tile(v["block_n"], static.head_dim) + tile(v["block_n"], static.head_dim_v))
-    return max(rows, stages) if v["q_in_registers"] else rows + stages
+    return with_note(static, max(rows, stages) if v["q_in_registers"] else rows + stages)
 
 
 class ForwardMma(ForwardKernel):
@@ -65,6 +66,7 @@ class ForwardMma(ForwardKernel):
     min_arch = 80
     aligned = True
     dtypes = ("bf16", "fp16")
+    sources = ("dense", "varlen", "paged")
     parameters = (
         Parameter("block_m", (64, 128, 256), "compile", "query rows of a block"),
         Parameter("block_heads", (1, 2, 4, 8), "compile", "query heads that share a block's rows, and K and V"),

@@ -11,6 +11,7 @@ from ..problem import Problem, Static
 from .base import WARP_SIZE, Field, Step, resident_blocks
 from .forward import FORWARD_FIELDS, ForwardKernel
 from .limits import registers_available, registers_exceeded, shared_memory_exceeded
+from .packed import with_note
 
 
 def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
@@ -26,7 +27,8 @@ def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
     size = static.element_bytes
     k_pitch = static.head_dim | 1 if size == 4 else (static.head_dim + 5) // 4 * 4 - 2
     q_bytes = v["num_warps"] * v["rows_per_warp"] * static.head_dim * 4
-    return q_bytes + math.ceil(WARP_SIZE * k_pitch * size / 4) * 4 + WARP_SIZE * static.head_dim_v * size
+    k_bytes = math.ceil(WARP_SIZE * k_pitch * size / 4) * 4
+    return with_note(static, q_bytes + k_bytes + WARP_SIZE * static.head_dim_v * size)
 
 
 class ForwardSimt(ForwardKernel):
@@ -36,6 +38,7 @@ class ForwardSimt(ForwardKernel):
     min_arch = 75
     aligned = False
     dtypes = ("bf16", "fp16", "fp32")
+    sources = ("dense", "varlen", "paged")
     parameters = (
         Parameter("num_warps", (1, 2, 4, 8), "compile", "warps of a block"),
         Parameter("rows_per_warp", (1, 2, 4, 8), "compile", "query rows that a warp owns"),
