@@ -56,6 +56,14 @@ class TorchArrays:
     def zeros_int32(self, like, shape):
         return like.new_zeros(shape, dtype=self.int32)
 
+    def steps_int32(self, like, count: int, step: int):
+        """0, step, 2 * step, ... as (count,) int32."""
+        return self.torch.arange(count, dtype=self.int32, device=like.device) * step
+
+    def by_sequence(self, lse, batch: int):
+        """An lse (1, heads, batch * queries) as (batch, heads, queries), a copy."""
+        return lse.view(lse.shape[1], batch, -1).transpose(0, 1).contiguous()
+
     def synchronize(self, device: int) -> None:
         self.torch.cuda.synchronize(device)
 
@@ -144,6 +152,16 @@ class CupyArrays:
         array = self._allocate(like.data.device_id, shape, self.int32)
         self.zero(array)
         return array
+
+    def steps_int32(self, like, count: int, step: int):
+        """0, step, 2 * step, ... as (count,) int32."""
+        with self.cupy.cuda.Device(like.data.device_id):
+            return self.cupy.arange(count, dtype=self.int32) * self.int32.type(step)
+
+    def by_sequence(self, lse, batch: int):
+        """An lse (1, heads, batch * queries) as (batch, heads, queries), a copy."""
+        with self.cupy.cuda.Device(lse.data.device_id):
+            return lse.reshape(lse.shape[1], batch, -1).transpose(1, 0, 2).copy()
 
     def synchronize(self, device: int) -> None:
         self.cupy.cuda.Device(device).synchronize()

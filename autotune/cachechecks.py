@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from .arguments import LARGEST_SCALE, integer, number
 from .arrays import OTHER, AttentionError, library_of
-from .problem import Problem
-
-
-def describe_cache(dtype: str, kv_dtype: str, page_size: int, **fields) -> Problem:
-    """The decode problem of a call. Raises `ProblemError`."""
-    kv = "paged" if page_size else "dense"
-    return Problem(op="decode", dtype=dtype, kv_dtype=kv_dtype, kv=kv, page_size=page_size, **fields)
 
 
 def integers(library, name: str, array, shape: tuple, device: int) -> tuple:
@@ -106,6 +99,15 @@ def check_contents(library, cache_seqlens, page_table, capacity: int, pages: int
         for i, page in enumerate(row[:used]):
             if not 0 <= page < pages:
                 raise AttentionError(f"page_table[{b}, {i}] is {page}; the cache has pages 0 to {pages - 1}")
+
+
+def describe(error: Exception, q, k_cache, v_cache, page_table, batch: int | None) -> Exception:
+    """What is wrong with the arrays of a call, or `error` if nothing is found. As `check_arrays`."""
+    try:
+        check_arrays(q, k_cache, v_cache, page_table, batch)
+    except ValueError as better:
+        return better
+    return error
 
 
 def check_arrays(q, k_cache, v_cache, page_table, batch: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Attention of a few new queries over cached keys: `attention_with_kvcache`.
+"""Attention of new queries over cached keys: `attention_with_kvcache`.
 
     out = attention_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths)                  # k_cache (B, Smax, Hkv, D)
     out = attention_with_kvcache(q, k_pages, v_pages, cache_seqlens=lengths, page_table=table)   # (pages, page_size, Hkv, D)
@@ -9,19 +9,23 @@ Lengths and page tables stay on the device, so a captured CUDA graph can be repl
 
 from __future__ import annotations
 
-from . import arrays, plans
-from .arguments import check_out, check_sinks, integer, number, positive_scale, readable_slopes, refuse_grad, window_bounds
-from .arrays import LIBRARIES, OTHER, AttentionError, library_of
-from .attention import NO_WINDOW, attention, suited, unsuited
-from .cachechecks import as_one_sequence, check_contents, check_starts, describe_cache, integers, most_queries, scales, starts_of
+from . import arrays, packed, plans
+from .arguments import positive_scale
+from .arrays import LIBRARIES, OTHER, library_of
+from .attention import NO_WINDOW, attention, unsuited
+from .cachecall import CacheCall, understand
 from .kernels.decode import MAX_QUERIES
 from .problem import bucket_batch, bucket_length
+from .tensormap import Unmappable
+
+_without_decode: set[tuple] = set()  # keys of decode problems that forward kernels serve
+MAX_REMEMBERED = 4096
 
 
 def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_table=None, causal=True, cu_seqlens_q=None,
                            max_seqlen_q=None, max_seqlen_k=None, k_scale=None, v_scale=None, num_splits=None, window=NO_WINDOW,
                            scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None, check=False):
-    """Attention of q (B, Sq, Hq, D), Sq up to 16, over the first cache_seqlens[b] keys of each sequence's cache.
+    """Attention of q (B, Sq, Hq, D) over the first cache_seqlens[b] keys of each sequence's cache.
 
     The keys of the new queries are already in the cache: with `causal` the last query sees all cache_seqlens[b] keys, the one
     before it one less. k_cache is (B, Smax, Hkv, D) and v_cache (B, Smax, Hkv, Dv), or with `page_table` (B, max_pages) int32,
@@ -29,18 +33,22 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
     `cache_seqlens` is (B,) int32 on the device; without it every sequence is full. Returns out (B, Sq, Hq, Dv), and with
     `return_lse` also lse (B, Hq, Sq) float32. A sequence of no keys gives 0 and -inf (or its sink).
 
+    With `cu_seqlens_q` (B + 1,) int32 on the device, queries are packed: q is (total_q, Hq, D), and those of sequence b are
+    q[cu_seqlens_q[b]:cu_seqlens_q[b + 1]], any number of them, also none; out is (total_q, Hq, Dv), lse (Hq, total_q). So one
+    call serves sequences that decode and chunks of prompts. Sequences of up to 16 queries are the decode kernel's, those of more
+    a forward kernel's, which is launched too unless `max_seqlen_q` says that there are none. A sequence must not have more than
+    `max_seqlen_q` queries; None is as many as there are. Rows of q that are no sequence's leave those of out as they were.
+
     Slots beyond a length and table entries of pages beyond it are never read. Lengths beyond the cache count as full; with
-    `check` they raise, and so do page numbers out of range, which else are the caller's business: looking takes a
-    synchronisation. `max_seqlen_k` says how long sequences are about, and helps choose a config; it never changes the result.
-    `num_splits` is into how many parts each sequence's keys are cut; None leaves that to the config. The other arguments are
-    as in `attention`.
+    `check` they raise, and so do page numbers out of range and a cu_seqlens_q that does not count up, which else are the
+    caller's business: looking takes a synchronisation. `max_seqlen_k` says how long sequences are about, and helps choose a
+    config; it never changes the result. `num_splits` is into how many parts each sequence's keys are cut where it has up to 16
+    queries; None leaves that to the config. The other arguments are as in `attention`.
 
-    A cache may be 8-bit, float8_e4m3fn (with CuPy its bytes, uint8), under queries of 16 bits: keys are then k_cache * k_scale
-    and values v_cache * v_scale. A scale is a number, or float32 on the device, one or (Hkv,); None is 1.
+    A cache may be 8-bit, float8_e4m3fn (with CuPy its bytes, uint8), under queries of 16 bits, up to 16 of a sequence: keys are
+    then k_cache * k_scale and values v_cache * v_scale. A scale is a number, or float32 on the device, one or (Hkv,); None is 1.
 
-    More queries than 16, and float32, are served only where `attention` can: over a dense cache that is full. `cu_seqlens_q` with
-    `max_seqlen_q` (mixed batches) raises `AttentionError`, as do arguments that do not fit together. Also raises what
-    `attention` raises.
+    Raises `AttentionError` for arguments that do not fit together, and what `attention` raises.
     """
     library = LIBRARIES.get(type(q)) or library_of(q)
     if library is OTHER:
@@ -49,168 +57,160 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
             max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_scale=k_scale, v_scale=v_scale, num_splits=num_splits,
             window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out,
             check=check))
-    packed, given, starts_pointer = cu_seqlens_q is not None, out, 0
-    if packed:  # the shapes and strides looked at are those of one sequence
-        q, out = as_one_sequence(library, "q", q), None if out is None else as_one_sequence(library, "out", out)
-        cu_seqlens_q, starts_pointer, batch = starts_of(library, cu_seqlens_q, q)
-    elif max_seqlen_q is not None:
-        raise AttentionError("max_seqlen_q must be None without cu_seqlens_q: the shape of q says how many queries there are")
-    read = library.read
-    try:
-        q_pointer, (outer, rows, heads_q, head_dim), q0, q1, q2, q3, dtype, device = read(q)
-        if not packed:
-            batch = outer
-        k_pointer, (pages, page_size, heads_kv, head_dim_k), k0, k1, k2, k3, dtype_k, device_k = read(k_cache)
-        v_pointer, (pages_v, page_size_v, heads_v, head_dim_v), v0, v1, v2, v3, dtype_v, device_v = read(v_cache)
-        if not (pages == pages_v and page_size == page_size_v and heads_kv == heads_v and not heads_q % heads_kv
-                and head_dim == head_dim_k and dtype_k == dtype_v and device == device_k == device_v >= 0
-                and (page_table is not None or pages == batch)):
-            raise AttentionError("q, k_cache and v_cache do not fit together")
-        dtype_name = library.dtypes[dtype]
-        kv_dtype = dtype_name if dtype_k == dtype else library.cache_dtypes[dtype_k]
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _sentence(error, q, k_cache, v_cache, page_table, batch if packed else None) from None
-    seqlen_q = most_queries(max_seqlen_q, rows) if packed else rows  # of a sequence, at most
-    if cache_seqlens is None:
-        lengths_pointer = 0
-    else:
-        cache_seqlens, lengths_pointer, _, _ = integers(library, "cache_seqlens", cache_seqlens, (batch,), device)
-    if page_table is None:
-        table_pointer = table_stride = 0
-        capacity, page_size = page_size, 0
-    else:
-        page_table, table_pointer, table_shape, table_stride = integers(library, "page_table", page_table, (batch, None), device)
-        capacity = table_shape[1] * page_size
-    if check:
-        check_contents(library, cache_seqlens, page_table, capacity, pages, page_size)
-        if packed:
-            check_starts(library, cu_seqlens_q, rows, seqlen_q)
-    k_scale, k_scales, k_scale_stride = scales(library, "k_scale", k_scale, heads_kv, device, kv_dtype)
-    v_scale, v_scales, v_scale_stride = scales(library, "v_scale", v_scale, heads_kv, device, kv_dtype)
-    if num_splits is not None and not (type(num_splits) is int and num_splits > 0):
-        raise AttentionError(f"num_splits is {num_splits!r}; it must be an int of at least 1, or None")
-    if library.grad_enabled() and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad or sinks is not None
-                                   or out is not None or alibi_slopes is not None):
-        refuse_grad(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
-    # What `attention` computes, too.
-    whole = not lengths_pointer and not page_size and not packed and num_splits is None and kv_dtype == dtype_name
-    if whole and (seqlen_q > MAX_QUERIES or dtype_name == "fp32"):
+    call = understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, cu_seqlens_q, max_seqlen_q, max_seqlen_k,
+                      k_scale, v_scale, num_splits, window, softcap, sinks, alibi_slopes, out, check)
+    if call.left_to_attention:
         return attention(q, k_cache, v_cache, causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
                          alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
+    result, lse = _empty(call, sinks, return_lse) if call.empty else _launched(call, scale, return_lse)
+    if call.packed:
+        result, lse = result[0], lse[0] if return_lse else None
     if out is not None:
-        check_out(library, out, (outer, rows, heads_q, head_dim_v), dtype, device)
-    if type(softcap) is not float:
-        softcap = number(softcap)
-    left, right = (None, 0 if causal else None) if window is NO_WINDOW else window_bounds(window, causal)
-    if right is not None and right >= seqlen_q - 1:  # Problem.simplified, without a Problem
-        right = None
-    if sinks is None:
-        sink_pointer = sink_dtype = 0
-    else:
-        sink_pointer, sink_stride, sink_dtype = check_sinks(library, sinks, heads_q, device)
-        if sink_stride != 1:
-            sinks = library.packed(sinks)
-            sink_pointer = library.pointer(sinks)
-    slopes = ()
-    if alibi_slopes is not None:
-        alibi_slopes, slopes = readable_slopes(library, alibi_slopes, batch, heads_q, device)
-    if not (batch and seqlen_q and capacity):
-        return _empty(library, q, (outer, rows, heads_q, head_dim_v), sinks, return_lse, out, packed, given)
+        result = out
+    return (result, lse) if return_lse else result
 
-    if max_seqlen_k is None:
-        expected = capacity
-    else:
-        expected = max_seqlen_k if type(max_seqlen_k) is int else integer("max_seqlen_k", max_seqlen_k)
-    plan = plans.find(("decode", device, dtype_name, kv_dtype, heads_q, heads_kv, head_dim, head_dim_v, left, right, softcap,
-                       alibi_slopes is not None, sinks is not None, page_size, bucket_batch(batch), seqlen_q,
-                       bucket_length(expected)))
-    if plan is None:
-        problem = describe_cache(dtype_name, kv_dtype, page_size, batch=batch, seqlen_q=seqlen_q, seqlen_k=expected,
-                                 heads_q=heads_q, heads_kv=heads_kv, head_dim=head_dim, head_dim_v=head_dim_v, window_left=left,
-                                 window_right=right, softcap=softcap, alibi=alibi_slopes is not None, sinks=sinks is not None)
-        plan = plans.make(problem, device, arrays.is_capturing(library.stream(device)))
 
+def _launched(call: CacheCall, scale, return_lse: bool) -> tuple:
+    """(out, lse or None) of a call that is not empty; packed ones as those of one sequence."""
+    library, few, many = call.library, *plans_of(call)
+    q, (q_view, k_view, v_view) = call.q, call.views
     if scale is None:
-        scale = plan.scale
+        scale = (few or many).scale
     else:
         scale, negative = positive_scale(scale)
         if negative:
             q = library.negated(q)
-            q_pointer, _, q0, q1, q2, q3, _, _ = read(q)
-    if q3 != 1 or q_pointer & 15 or (q0 | q1 | q2) & 7:
-        q, (q_pointer, _, q0, q1, q2, q3, _, _) = suited(library, q, True)
-    chunk = 15 if kv_dtype == "e4m3" else 7  # elements of 16 bytes, less 1
-    if k3 != 1 or v3 != 1 or (k_pointer | v_pointer) & 15 or (k0 | k1 | k2 | v0 | v1 | v2) & chunk:
-        k_cache, (k_pointer, _, k0, k1, k2, _, _, _) = _suited_cache(library, k_cache, chunk)
-        v_cache, (v_pointer, _, v0, v1, v2, _, _, _) = _suited_cache(library, v_cache, chunk)
-    target = out
-    if out is None or unsuited(read(out), True):
+            q_view = library.read(q)
+    unpacked = not call.packed and many is not None  # then its queries are taken as packed, which forward kernels need
+    q, (q_pointer, (outer, rows, heads_q, _), q0, q1, q2, _, _, _) = _suited_queries(library, q, q_view, unpacked)
+    chunk = chunk_of(call)
+    k_cache, (k_pointer, (pages, *_), k0, k1, k2, _, _, _) = _suited_cache(library, call.k_cache, k_view, chunk)
+    v_cache, (v_pointer, (_, _, _, head_dim_v), v0, v1, v2, _, _, _) = _suited_cache(library, call.v_cache, v_view, chunk)
+    out = call.out
+    if out is None or unsuited(out_view := library.read(out), True) or unpacked and _gaps(out_view):
         target = library.empty(q, (outer, rows, heads_q, head_dim_v))
         out_pointer, o2 = library.pointer(target), head_dim_v
         o1 = heads_q * o2
         o0 = rows * o1
     else:
-        out_pointer, _, o0, o1, o2, _, _, _ = read(out)
-    lse = library.empty_float32(q, (outer, heads_q, rows)) if return_lse else None
-    lse_stride = heads_q * rows
-    if packed:
-        q0 = o0 = lse_stride = 0
+        target, (out_pointer, _, o0, o1, o2, _, _, _) = out, out_view
+    lse, lse_pointer = None, 0
+    if return_lse:
+        lse = library.empty_float32(q, (1, heads_q, outer * rows) if unpacked else (outer, heads_q, rows))
+        lse_pointer = library.pointer(lse)
+    sink_pointer, sink_dtype = call.sinks or (0, 0)
+    device, stream, capturing = call.device, library.stream(call.device), arrays.is_capturing
+    pointers = q_pointer, k_pointer, v_pointer, out_pointer, lse_pointer, sink_pointer
 
-    if k_scale != 1.0:
-        scale = positive_scale(scale * k_scale)[0]
-    launches = plan.sized(batch, seqlen_q, capacity, not (lengths_pointer or packed), scale, sink_dtype, num_splits or 0,
-                          page_size, (k_scale_stride, v_scale_stride), v_scale)
-    plan.run(launches, library, q, device, library.stream(device), arrays.is_capturing,
-             (q_pointer, k_pointer, v_pointer, out_pointer, library.pointer(lse) if return_lse else 0, sink_pointer,
-              lengths_pointer, starts_pointer, table_pointer, k_scales, v_scales),
-             (q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, lse_stride, rows, table_stride), slopes)
-    if out is None:
-        out = target
-    elif target is not out:
+    if few is not None:
+        lse0 = heads_q * rows
+        if call.packed:
+            q0 = o0 = lse0 = 0
+        few.run(call.launches(few.sized, scale), library, q, device, stream, capturing,
+                (*pointers, call.lengths, call.starts, call.table, call.k_scale[1], call.v_scale[1]),
+                (q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, lse0, rows, call.table_stride), call.slopes)
+    if many is not None:
+        starts = call.starts
+        if unpacked:
+            steps = library.steps_int32(q, outer + 1, rows)
+            starts = library.pointer(steps)
+        where = packed.Pages(starts, call.lengths, call.table, call.table_stride, pages, 0 if few is None else MAX_QUERIES + 1)
+        launch = (library, q, device, stream, capturing, call.batch, outer * rows, call.capacity,
+                  (*pointers, 0, q1, q2, k0, k1, k2, v0, v1, v2, 0, o1, o2), scale, sink_dtype, call.slopes, where)
+        try:
+            many.run(*launch)
+        except Unmappable:
+            plans.without_maps(many, device, capturing(stream)).run(*launch)
+    if out is not None and target is not out:
         library.assign(out, target)
-    return _as_given(out, lse, packed, given)
+    if return_lse and unpacked:
+        lse = library.by_sequence(lse, outer)
+    return target if out is None else out, lse
 
 
-def _as_given(out, lse, packed: bool, given):
-    """What the call returns: `given`, if there was an `out`, and packed results packed."""
-    if packed:
-        out, lse = out[0], None if lse is None else lse[0]
-    if given is not None:
-        out = given
-    return out if lse is None else (out, lse)
+def plans_of(call: CacheCall) -> tuple:
+    """(plan for sequences of up to `MAX_QUERIES` queries, plan for those of more), None where there are none or, of the former,
+    where a forward kernel must serve all. Raises `AttentionError` if no kernel can."""
+    ops = call.ops
+    few = _find(call, "decode") if "decode" in ops else None
+    return few, _find(call, "forward") if few is None or "forward" in ops else None
 
 
-def _suited_cache(library, array, chunk: int) -> tuple:
-    """(array or a packed copy that a kernel can read in place, what `read` says of it)."""
-    view = library.read(array)
-    pointer, shape, *strides = view[:6]
-    used = [stride for stride, size in zip(strides, shape) if size > 1]  # the stride of a size of 1 means nothing
-    if strides[3] != 1 and shape[3] > 1 or pointer & 15 or any(stride & chunk for stride in used[: 3 if shape[3] > 1 else None]):
+def _find(call: CacheCall, op: str):
+    """The plan for what `call.problem(op)` says, or None if that is "decode" and only forward kernels can serve it."""
+    _, (_, _, heads_q, head_dim), *_ = call.views[0]
+    heads_kv, head_dim_v = call.views[2][1][2:]
+    device, alibi, sinks = call.device, bool(call.slopes), call.sinks is not None
+    batch, keys = bucket_batch(call.batch), bucket_length(call.expected)
+    if op == "decode":
+        key = ("decode", device, call.dtype, call.kv_dtype, heads_q, heads_kv, head_dim, head_dim_v, call.left, call.right,
+               call.softcap, alibi, sinks, call.page_size, batch, call.decode_queries, keys)
+    else:
+        key = ("paged", device, call.dtype, heads_q, heads_kv, head_dim, head_dim_v, call.left, call.right, call.softcap, alibi,
+               sinks, call.page_size or call.capacity, batch, bucket_length(call.queries), keys)
+    plan = plans.find(key)
+    if plan is None and key not in _without_decode:
+        if op == "decode" and call.forward_only(plans.detect(device)):
+            if len(_without_decode) >= MAX_REMEMBERED:
+                _without_decode.clear()
+            _without_decode.add(key)
+            return None
+        plan = plans.make(call.problem(op), device, arrays.is_capturing(call.library.stream(device)))
+    return plan
+
+
+def _gaps(view: tuple) -> bool:
+    """Whether rows of one batch entry do not begin where those of the one before end."""
+    _, (outer, rows, _, _), stride0, stride1, *_ = view
+    return outer > 1 and stride0 != rows * stride1
+
+
+def _suited_queries(library, q, view: tuple, unpacked: bool) -> tuple:
+    """(q or a packed copy that a kernel can read in place, what `read` says of it)."""
+    pointer, _, stride0, stride1, stride2, stride3, _, _ = view
+    if (stride3 != 1 or pointer & 15 or (stride0 | stride1 | stride2) & 7) and unsuited(view, True) or unpacked and _gaps(view):
+        q = library.packed(q)
+        view = library.read(q)
+    return q, view
+
+
+def _suited_cache(library, array, view: tuple, chunk: int) -> tuple:
+    """The same of a cache."""
+    pointer, _, stride0, stride1, stride2, stride3, _, _ = view
+    if (stride3 != 1 or pointer & 15 or (stride0 | stride1 | stride2) & chunk) and unsuited_cache(view, chunk):
         array = library.packed(array)
         view = library.read(array)
     return array, view
 
 
-def _sentence(error: Exception, q, k_cache, v_cache, page_table, batch: int | None) -> Exception:
-    """What is wrong with the arrays, or `error` if nothing is found."""
-    from .cachechecks import check_arrays
-
-    try:
-        check_arrays(q, k_cache, v_cache, page_table, batch)
-    except ValueError as better:
-        return better
-    return error
+def chunk_of(call: CacheCall) -> int:
+    """Elements of a cache in 16 bytes, less 1."""
+    return 15 if call.kv_dtype == "e4m3" else 7
 
 
-def _empty(library, q, shape, sinks, return_lse: bool, out, packed: bool, given):
-    """The result where there is no query or no room for a key: nothing to launch."""
-    out = library.empty(q, shape) if out is None else out
-    lse = library.empty_float32(q, (shape[0], shape[2], shape[1])) if return_lse else None
+def unsuited_cache(view: tuple, chunk: int) -> str | None:
+    """Why kernels cannot read a cache in place, or None. `chunk` is how many elements 16 bytes have, less 1."""
+    pointer, shape, *strides = view[:6]
+    used = [stride for stride, size in zip(strides[:3], shape) if size > 1]  # the stride of a size of 1 means nothing
+    if strides[3] != 1 and shape[3] > 1:
+        return f"its last stride is {strides[3]}, not 1"
+    if pointer & 15:
+        return "its address is not a multiple of 16 bytes"
+    if any(stride & chunk for stride in used):
+        return f"its strides {tuple(strides)} are not multiples of {chunk + 1} elements"
+    return None
+
+
+def _empty(call: CacheCall, sinks, return_lse: bool) -> tuple:
+    """(out, lse or None) where there is no query or no room for a key: nothing to launch."""
+    library, shape = call.library, (*call.views[0][1][:3], call.views[2][1][3])
+    out = library.empty(call.q, shape) if call.out is None else call.out
+    lse = library.empty_float32(call.q, (shape[0], shape[2], shape[1])) if return_lse else None
     if 0 not in shape:
         library.zero(out)
         if return_lse:
             library.fill_lse(lse, sinks)
-    return _as_given(out, lse, packed, given)
+    return out, lse
 
 
 def _through_cupy(inputs: tuple, keywords: dict):

@@ -9,7 +9,7 @@ import math
 import threading
 import warnings
 
-from . import binding, decoding, launch, tickets
+from . import binding, decoding, launch, packed, tickets
 from .arrays import AttentionError, is_capturing
 from .gpu import Gpu, detect
 from .kernels import candidates, kernel_of
@@ -69,6 +69,8 @@ def key_of(problem: Problem, device: int) -> tuple:
     p = problem.simplified()
     if p.op == "decode":
         return decoding.key_of(p, device)
+    if p.packed:
+        return packed.key_of(p, device)
     return (device, p.dtype, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.window_left, p.window_right, float(p.softcap),
             p.alibi, p.sinks, bucket_batch(p.batch), bucket_length(p.seqlen_q), bucket_length(p.seqlen_k))
 
@@ -84,7 +86,8 @@ def make(problem: Problem, device: int, capturing: bool = False) -> Plan:
         plan = _plans.get(key)
         if plan is None:
             match = match_for(problem, detect(device))
-            plan = (decoding.DecodePlan if problem.op == "decode" else Plan)(*_load(match, device, capturing))
+            kind = decoding.DecodePlan if problem.op == "decode" else packed.PackedPlan if problem.packed else Plan
+            plan = kind(*_load(match, device, capturing))
             _tell(plan.match)
             while len(_plans) >= MAX_PLANS:
                 _retire(_plans.pop(next(iter(_plans))))
@@ -99,8 +102,8 @@ def without_maps(plan: Plan, device: int, capturing: bool = False) -> Plan:
     """
     with _lock:
         if plan.unmapped is None:
-            plan.unmapped = Plan(*_load(match_without_maps(plan.match.problem, plan.match.gpu), device, capturing,
-                                        "make this call once, with arrays of these strides,"))
+            match = match_without_maps(plan.match.problem, plan.match.gpu)
+            plan.unmapped = type(plan)(*_load(match, device, capturing, "make this call once, with arrays of these strides,"))
     return plan.unmapped
 
 

@@ -88,6 +88,12 @@ class TensorArrays:
     def by_sequence(self, lse, batch):
         return Tensor(lse.array.reshape(lse.shape[1], batch, -1).swapaxes(0, 1).copy(), lse.device)
 
+    def steps_int32(self, like, count, step):
+        return Tensor(np.arange(count, dtype=np.int32) * np.int32(step), like.device)
+
+    def by_sequence(self, lse, batch):
+        return Tensor(lse.array.reshape(lse.shape[1], batch, -1).swapaxes(0, 1).copy(), lse.device)
+
     def synchronize(self, device):
         self.synchronized = device
 
@@ -149,7 +155,8 @@ class FakeGpu(FakeCuda):
         params = dict(zip((field.name for field in fields), values))
         self.calls.append({"kernel": kernel.name, **params})
         if self.compute:
-            (fake_decode.attend if "lengths" in params else _attend)(params, *self.compute)
+            attends = {"lengths": fake_decode.attend, "cache_seqlens": fake_decode.attend_pages}
+            next((attend for name, attend in attends.items() if name in params), _attend)(params, *self.compute)
 
     compute = None  # (dtype name, head_dim, head_dim_v), which the real kernel has compiled in
 

@@ -39,7 +39,7 @@ def attend(p, dtype_name, head_dim, head_dim_v, kv_name=None):
         if p["query_starts"]:
             begin = number(p["query_starts"], batch)
             sq = number(p["query_starts"], batch + 1) - begin
-            sq = sq if sq <= p["seqlen_q"] else 0  # another kernel's
+            sq = sq if p.get("min_queries", 0) <= sq <= p["seqlen_q"] else 0  # another kernel's
         length = min(number(p["lengths"], batch), p["seqlen_k"]) if p["lengths"] else p["seqlen_k"]
         for head in range(p["heads_q"]):
             kv = head // p["group"]
@@ -50,7 +50,10 @@ def attend(p, dtype_name, head_dim, head_dim_v, kv_name=None):
             for query in range(sq):
                 at = batch, begin + query, head
                 q = numbers([row("q", *at, head_dim)], head_dim, dtype_name)[0]
-                scores = q @ k.T * p["scale_log2"] / LOG2E
+                scores = q @ k.T
+                if "softcap_scale" in p:
+                    scores = np.tanh(scores * p["softcap_scale"])
+                scores = scores * p["scale_log2"] / LOG2E
                 if "softcap_log2" in p:
                     cap = p["softcap_log2"] / LOG2E
                     scores = cap * np.tanh(scores / cap)
@@ -66,6 +69,12 @@ def attend(p, dtype_name, head_dim, head_dim_v, kv_name=None):
                 if p["lse"]:
                     at = batch * p["lse_batch_stride"] + head * p["lse_head_stride"] + begin + query
                     ctypes.c_float.from_address(p["lse"] + 4 * at).value = np.log(total) + top if total else -np.inf
+
+
+def attend_pages(p, *compiled):
+    """The same of a forward kernel over pages."""
+    attend({**p, "query_starts": p["cu_seqlens_q"], "lengths": p["cache_seqlens"], "seqlen_q": 2**31, "lse_batch_stride": 0,
+            "lse_head_stride": p["seqlen_q"], "k_scales": 0, "v_scales": 0, "v_scale": 1.0}, *compiled)
 
 
 def _sink(p, head):

@@ -7,7 +7,7 @@ import pytest
 from fake_arrays import Tensor, aligned, fake_gpu, qkv, random  # noqa: F401 (a fixture)
 
 import autotune
-from autotune import tickets
+from autotune import plans, tickets
 from autotune.arrays import AttentionError
 from autotune.check import compare
 from autotune.inputs import make_inputs
@@ -23,10 +23,10 @@ def on_gpu(array):
     return Tensor(copy)
 
 
-def call(problem, inputs, **keywords):
+def call(problem, inputs, q=None, **keywords):
     layout = inputs.layout
     return autotune.attention_with_kvcache(
-        on_gpu(inputs.q), Tensor(inputs.k), Tensor(inputs.v), cache_seqlens=Tensor(layout.device_lengths()),
+        q or on_gpu(inputs.q), Tensor(inputs.k), Tensor(inputs.v), cache_seqlens=Tensor(layout.device_lengths()),
         page_table=None if layout.table is None else Tensor(layout.table), causal=problem.causal,
         window=(problem.window_left, problem.window_right), sinks=None if inputs.sinks is None else Tensor(inputs.sinks),
         softcap=problem.softcap, alibi_slopes=None if inputs.alibi_slopes is None else Tensor(inputs.alibi_slopes),
@@ -70,10 +70,75 @@ def test_a_guess_of_the_lengths_never_changes_the_result(gpu, max_seqlen_k):
 def test_many_queries_and_float32_are_served_where_attention_can(gpu):
     for arrays in (qkv(seqlen_q=17, seqlen_k=40), qkv(dtype="fp32")):
         autotune.attention_with_kvcache(*arrays)
-        assert gpu.calls[-1]["kernel"] != "decode_mma"
-    lengths = Tensor(np.array([3, 40], np.int32))
-    with pytest.raises(AttentionError, match="up to 16 queries"):
-        autotune.attention_with_kvcache(*qkv(seqlen_q=17, seqlen_k=40), cache_seqlens=lengths)
+        assert gpu.calls[-1]["kernel"] != "decode_mma" and "cache_seqlens" not in gpu.calls[-1]
+
+
+@pytest.mark.parametrize("text", ["bf16-b2-h4x2-q17-k40-d64-causal-sinks", "fp16-b3-h6x2-q20-k50-d64x32-causal-left9-page16",
+                                  "bf16-b2-h2x1-q18-k33-d64-softcap2-page3", "fp32-b2-h4x2-q3-k20-d48-causal-page1",
+                                  "fp32-b1-h2x2-q20-k33-d64-alibi"])
+@pytest.mark.parametrize("form", ["as it is", "q with gaps", "out with gaps", "negative scale"])
+def test_many_queries_over_lengths_and_pages_are_a_forward_kernels(gpu, text, form):
+    decode = Problem.parse(f"decode-{text}")
+    inputs = make_inputs(decode, "large", seed=4)
+    gpu.compute = decode.dtype, decode.head_dim, decode.head_dim_v
+    q = Tensor(inputs.q)
+    if form == "q with gaps":
+        q = Tensor(aligned((decode.batch, 2 * decode.seqlen_q, *inputs.q.shape[2:]), inputs.q.dtype)[:, :decode.seqlen_q])
+        q.array[...] = inputs.q
+    out = None
+    if form == "out with gaps":
+        shape = decode.batch, decode.seqlen_q + 1, decode.heads_q, decode.head_dim_v
+        out = Tensor(aligned(shape, inputs.q.dtype)[:, 1:])
+    if form == "negative scale":
+        q = Tensor(-inputs.q)
+    got, lse = call(decode, inputs, q, out=out, scale=-decode.head_dim**-0.5 if form == "negative scale" else None)
+    assert [launch["kernel"] for launch in gpu.calls] == ["forward_simt" if decode.dtype == "fp32" else "forward_mma"]
+    assert out is None or got is out
+    verdict = compare(decode, inputs, got.array, lse.array)
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("text, counts", [
+    ("b4-h4x2-q30-k40-d64", (1, 30, 0, 1)), ("b3-h6x2-q40-k50-d64x32-causal-page16", (40, 16, 17)),
+    ("b5-h4x1-q20-k33-d64-causal-left7-sinks-page3", (16, 0, 18, 1, 20)), ("b3-h2x2-q17-k20-d64-left4-right1-page1", (17, 3, 2)),
+    ("b2-h2x2-q19-k20-d64-right5", (19, 9)), ("b2-h4x2-q20-k20-d64-causal", (20, 19))])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_mixed_batch_is_two_launches_that_share_it(gpu, text, counts, known):
+    problem = Problem.parse(f"decode-bf16-{text}-packed")
+    inputs = make_inputs(problem, "large", seed=3)
+    layout = inputs.layout
+    layout.queries[:] = counts
+    layout.query_starts = np.concatenate([[0], np.cumsum(counts)])
+    inputs = replace(inputs, q=random((1, sum(counts), problem.heads_q, problem.head_dim)).array)
+    gpu.compute = problem.dtype, problem.head_dim, problem.head_dim_v
+    got, lse = call(problem, replace(inputs, q=inputs.q[0]), cu_seqlens_q=starts(*counts), check=True,
+                    max_seqlen_q=max(counts) if known else None)
+    assert [launch["kernel"] for launch in gpu.calls] == ["decode_mma", "forward_mma"]
+    assert gpu.calls[0]["seqlen_q"] == 16 and gpu.calls[1]["min_queries"] == 17
+    verdict = compare(problem, inputs, got.array[None], lse.array[None])
+    assert verdict.ok, verdict.message
+    again = [plan.match.problem.text for plan in plans._plans.values()]
+    call(problem, replace(inputs, q=inputs.q[0]), cu_seqlens_q=starts(*counts), max_seqlen_q=max(counts) if known else None)
+    assert [plan.match.problem.text for plan in plans._plans.values()] == again  # both were found
+
+
+def test_mixed_batches_of_what_decode_kernels_refuse_are_one_launch(gpu):
+    gpu.compute = "bf16", 12, 12
+    arrays = random((25, 2, 12)), random((3, 40, 2, 12)), random((3, 40, 2, 12))
+    for _ in range(2):
+        autotune.attention_with_kvcache(*arrays, cu_seqlens_q=starts(20, 4, 1))
+    assert [launch["kernel"] for launch in gpu.calls] == ["forward_simt"] * 2 and gpu.calls[0]["min_queries"] == 0
+    with pytest.raises(AttentionError, match="decode_mma: head_dim is 12"):
+        autotune.attention_with_kvcache(arrays[0], *(Tensor(np.zeros((3, 40, 2, 12), np.uint8)) for _ in range(2)),
+                                        cu_seqlens_q=starts(20, 4, 1), max_seqlen_q=16)
+
+
+def test_8_bit_caches_serve_few_queries_only(gpu):
+    caches = [Tensor(np.zeros((3, 40, 2, 64), np.uint8)) for _ in range(2)]
+    with pytest.raises(AttentionError, match="keys, values and output must have the dtype of the queries"):
+        autotune.attention_with_kvcache(random((25, 2, 64)), *caches, cu_seqlens_q=starts(20, 4, 1))
+    autotune.attention_with_kvcache(random((25, 2, 64)), *caches, cu_seqlens_q=starts(16, 8, 1), max_seqlen_q=16)
+    assert [launch["kernel"] for launch in gpu.calls] == ["decode_mma"]
 
 
 def test_growing_lengths_share_a_plan_and_split_counts_are_honoured(gpu):

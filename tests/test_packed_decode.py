@@ -6,12 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune import simulator
+from autotune import packed, simulator
 from autotune.check import Guarded, compare
 from autotune.gpu import by_name
 from autotune.inputs import KINDS, make_inputs
 from autotune.kernels import KERNELS
+from autotune.kernels.decode import MAX_QUERIES
 from autotune.layout import Layout
+from autotune.numerics import from_float32
 from autotune.problem import Problem, ProblemError
 from autotune.reference import all_blocks, expect
 
@@ -115,3 +117,39 @@ def test_what_packed_inputs_hold():
     assert hidden.any() and np.isnan(inputs.k[hidden].astype(np.float32)).all()
     with pytest.raises(ProblemError, match="packed is for decode problems"):
         Problem.parse("forward-bf16-b9-h2x1-q16-k90-d16-causal-packed")
+
+
+MIXED = ["bf16-b5-h4x2-q60-k300-d64-causal-page16", "fp16-b4-h6x2-q40-k150-d64x32-causal-left30-sinks-page3",
+         "bf16-b3-h5x1-q33-k100-d40-left20-right3", "bf16-b6-h2x2-q90-k200-d64-causal"]
+
+
+@pytest.mark.parametrize("name", ["forward_mma", "forward_simt"])
+@pytest.mark.parametrize("text", MIXED)
+def test_decode_and_forward_share_a_mixed_batch(text, name, monkeypatch):
+    """One after the other, each writes the rows of its sequences and touches no other: over pages, and over a dense cache, which
+    is one of a page for each sequence."""
+    problem = Problem.parse(f"decode-{text}-packed")
+    inputs = make_inputs(problem, "large", 3)
+    layout, counts = inputs.layout, np.array([problem.seqlen_q, 1, 16, 17, 0, 5][:problem.batch])
+    layout.queries, layout.query_starts = counts, np.concatenate([[0], np.cumsum(counts)])
+    numbers = np.random.default_rng(1).standard_normal((*layout.rows, problem.heads_q, problem.head_dim)).astype(np.float32)
+    inputs = replace(inputs, q=from_float32(np, 16 * numbers, problem.dtype))
+    outputs = (Guarded(np, (*layout.rows, problem.heads_q, problem.head_dim_v), problem.out_dtype).array,
+               Guarded(np, (1, problem.heads_q, layout.rows[1]), "fp32").array)
+    few = replace(problem, seqlen_q=MAX_QUERIES)
+    many = replace(problem, op="forward", packed_queries=False, kv="paged", page_size=problem.page_size or problem.seqlen_k)
+    table, stride = (0, 0) if layout.table is None else (layout.table, layout.table.shape[1])
+
+    def pages(layout, address):
+        places = (address(x) for x in (layout.device_starts("query"), layout.device_lengths(), *([table] if stride else [])))
+        starts, lengths, *rest = places
+        return packed.Pages(starts, lengths, rest[0] if rest else 0, stride, inputs.k.shape[0], MAX_QUERIES + 1)
+
+    monkeypatch.setattr(packed, "sequences_of", pages)
+    monkeypatch.setattr(packed, "sizes_of", lambda inputs: (problem.batch, layout.rows[1], problem.seqlen_k))
+    kernel = KERNELS[name]
+    for seed, (each, config) in enumerate(((few, KERNEL.default(few, GPU)), (many, kernel.default(many, GPU)))):
+        simulation = simulator.simulate(each, config, inputs, *outputs, seed)
+        assert simulation.ok, simulation.findings
+    verdict = compare(problem, inputs, *outputs)
+    assert verdict.ok, verdict.message
