@@ -16,7 +16,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "attention": "attention", "attention_varlen": "attention", "attention_with_kvcache": "kvcache",
     "prepare": "attention", "source": "attention", "AttentionError": "attention", "UntunedWarning": "attention",
-    "explain": "explain", "stats": "plans", "lookup": "lookup", "Match": "lookup", "tune": "tuner",
+    "explain": "explain", "explain_with_kvcache": "explaincache",
+    "stats": "plans", "lookup": "lookup", "Match": "lookup", "tune": "tuner",
     "Problem": "problem", "Config": "config", "Gpu": "gpu",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Mapping
 
 from .arguments import check_slopes, describe, number, positive_scale
@@ -61,31 +61,34 @@ def explain(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.0,
     gpu, problem, library = detect(described.device), described.problem, described.library
     if described.empty:
         return Explanation(problem, gpu, None, None, {}, ())
-    match = match_for(problem, gpu)
-    kernel = kernel_of(match.config)
-    refused = {}
-    in_place = {"q": None if negative else q, "k": k, "v": v, "out": out}
-    unreadable = _unmappable(kernel, library, match, in_place)
-    if unreadable:
-        refused[kernel.name] = unreadable
-        match = match_without_maps(problem, gpu)
-        kernel = kernel_of(match.config)
-    refused = {**passed_over(match), **refused}
+    found = explained(problem, gpu, library, {"q": None if negative else q, "k": k, "v": v, "out": out})
     copies = ["q is negated, because scale is negative"] if negative else []
     for name, array in (("q", q), ("k", k), ("v", v), ("out", out)):
-        reason = unsuited(library.read(array), kernel.aligned) if array is not None else None
+        reason = unsuited(library.read(array), found.kernel.aligned) if array is not None else None
         if reason:
             copies.append(f"{name} is copied: {reason}")
     if sinks is not None and library.vector(sinks)[2][0] != 1:
         copies.append("sinks is copied: its stride is not 1")
     if alibi_slopes is not None and not check_slopes(library, alibi_slopes, problem.batch, problem.heads_q, described.device)[2]:
         copies.append("alibi_slopes is copied: kernels read float32 with a last stride of 1")
-    return Explanation(problem, gpu, kernel, match, refused, tuple(copies), unreadable is not None)
+    return replace(found, copies=tuple(copies))
+
+
+def explained(problem: Problem, gpu: Gpu, library, in_place: Mapping[str, object], copies: tuple[str, ...] = ()) -> Explanation:
+    """The kernel for `problem` and arrays q, k, v and out that a kernel would have to take in place, None if it need not."""
+    match = match_for(problem, gpu)
+    kernel = kernel_of(match.config)
+    refused = {}
+    if unreadable := _unmappable(kernel, library, match, in_place):
+        refused[kernel.name] = unreadable
+        match = match_without_maps(problem, gpu)
+        kernel = kernel_of(match.config)
+    return Explanation(problem, gpu, kernel, match, {**passed_over(match), **refused}, copies, bool(refused))
 
 
 def _unmappable(kernel: Kernel, library, match: Match, arrays: Mapping[str, object]) -> str | None:
     """Why `kernel`'s tensor maps cannot describe `arrays`, or None. Those that are copied anyway, they can."""
-    mapped = {shape.tensor for shape in kernel.maps(match.problem.static, match.config)}
+    mapped = {shape.tensor for shape in kernel.maps(match.problem, match.config)}
     for name in sorted(mapped & {name for name, array in arrays.items() if array is not None}):
         view = library.read(arrays[name])
         if not unsuited(view, kernel.aligned) and (reason := unmappable(view[1][:3], view[2:5])):

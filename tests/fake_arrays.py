@@ -88,12 +88,6 @@ class TensorArrays:
     def by_sequence(self, lse, batch):
         return Tensor(lse.array.reshape(lse.shape[1], batch, -1).swapaxes(0, 1).copy(), lse.device)
 
-    def steps_int32(self, like, count, step):
-        return Tensor(np.arange(count, dtype=np.int32) * np.int32(step), like.device)
-
-    def by_sequence(self, lse, batch):
-        return Tensor(lse.array.reshape(lse.shape[1], batch, -1).swapaxes(0, 1).copy(), lse.device)
-
     def synchronize(self, device):
         self.synchronized = device
 
@@ -262,7 +256,8 @@ def install(monkeypatch):
     monkeypatch.setitem(arrays.LIBRARIES, Tensor, library)
     fake.capturing = False
     monkeypatch.setattr(arrays, "is_capturing", lambda stream: fake.capturing)
-    for module in (plans, import_module("autotune.attention"), import_module("autotune.explain")):
+    for module in (plans, import_module("autotune.attention"), import_module("autotune.explain"),
+                   import_module("autotune.explaincache")):
         monkeypatch.setattr(module, "detect", lambda device=0: GPU)
     fake.built = []
 
