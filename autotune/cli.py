@@ -10,6 +10,7 @@ import argparse
 import importlib
 import os
 import sys
+import textwrap
 from typing import NoReturn, Sequence
 
 from . import __version__
@@ -23,6 +24,13 @@ USER_ERRORS = frozenset((
     "LaunchError", "ModelError", "NoKernelError", "ProblemError", "RecordError", "StoreError", "ToolMissing", "TuneError",
     "UsageError", "WorkerError", "WorkloadError",
 ))
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Breaks no problem at its hyphens: it could not be copied then."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     for name in COMMANDS:
         module = importlib.import_module(f".commands.{name}", __package__)
         sub = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__,
-                                  formatter_class=argparse.RawDescriptionHelpFormatter)
+                                  formatter_class=HelpFormatter)
         module.add_arguments(sub)
         sub.set_defaults(run=module.run)
     return top

@@ -108,7 +108,8 @@ def detect(device: int = 0) -> Gpu:
     try:
         properties = runtime.getDeviceProperties(device)
     except runtime.CUDARuntimeError as error:
-        raise GpuError(f"no GPU can be used: {error}. `nvidia-smi` shows whether a driver is loaded; "
+        reason = error if runtime.driverGetVersion() else "there is no NVIDIA driver"
+        raise GpuError(f"no GPU can be used: {reason}. `nvidia-smi` shows whether a driver is loaded; "
                        "with --gpu NAME a model from the catalogue is taken instead") from None
     return from_properties(properties)
 
@@ -156,5 +157,6 @@ def resolve(gpu: Gpu | str | None) -> Gpu:
     if isinstance(gpu, str):
         return by_name(gpu)
     if not isinstance(gpu, Gpu):
-        raise GpuError(f"gpu is {gpu!r}; it must be a Gpu, the name of one, such as {next(iter(catalogue()))}, or None for the GPU at hand")
+        raise GpuError(f"gpu is {gpu!r}; it must be a Gpu, the name of one, such as {next(iter(catalogue()))}, or None for the "
+                       "GPU at hand")
     return gpu

@@ -90,9 +90,10 @@ def test_an_unknown_model(capsys, homes, command):
     refuses(capsys, homes, *command, "--model", "llama-9", saying="known are llama-3-8b, llama-3-70b")
 
 
-@pytest.mark.parametrize("command", [("tune", "--problem"), ("lookup",), ("source",)])
-def test_an_unknown_gpu(capsys, homes, command):
-    refuses(capsys, homes, *command, LLAMA, "--gpu", "h200", saying="no GPU is called 'h200'; known are nvidia-h200")
+@pytest.mark.parametrize("command", [("tune", "--problem"), ("lookup",), ("source",), ("verify", "--simulate")])
+@pytest.mark.parametrize("name", ["h200", "", "NVIDIA-H200"])
+def test_an_unknown_gpu(capsys, homes, command, name):
+    refuses(capsys, homes, *command, LLAMA, "--gpu", name, saying=f"no GPU is called '{name}'; known are nvidia-h200")
 
 
 @pytest.mark.parametrize("command", [("tune", "--problem"), ("lookup",), ("source",)])
@@ -149,6 +150,10 @@ def test_no_gpu_where_one_is_needed(capsys, homes, no_gpu, command):
     (("db",), "ACTION"),
     (("db", "check", "/nowhere/forward.yaml"), "/nowhere/forward.yaml does not exist"),
     (("db", "show", "forward-bf16-b3-h7x7-q77-k77-d72"), "no record of"),
+    (("db", "list", "--gpu", "h200"), "no record is of a GPU called 'h200', and none is known; known are nvidia-a10"),
+    (("db", "list", "--gpu", ""), "called ''"),
+    (("db", "check", "docs"), "docs holds no database file"),
+    (("verify", LLAMA, "--simulate", "--gpu", "nvidia-h200", "--config", ""), "config '': kernel is ''"),
 ])
 def test_arguments_that_cannot_be_meant(capsys, homes, arguments, saying):
     refuses(capsys, homes, *arguments, saying=saying)
@@ -347,6 +352,34 @@ def test_tune_on_the_gpu_measures_and_lookup_finds_it(capsys, homes):
     assert "exact, measured" in capsys.readouterr().out
 
 
+def test_build_says_that_nothing_is_to_be_written(capsys, homes, tmp_path, monkeypatch):
+    from autotune import build
+
+    monkeypatch.setattr(build, "write", lambda folder, root: [])
+    assert run("build") == 0 and capsys.readouterr().out == "generated/ is up to date, so nothing was written\n"
+    monkeypatch.setattr(build, "write", lambda folder, root: [Path("generated/a.cu")])
+    assert run("build") == 0 and capsys.readouterr().out == "generated/a.cu\n1 files written\n"
+
+
+def test_help_keeps_problems_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run("tune", "--help") == 0 and LLAMA in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("version, said", [(0, "there is no NVIDIA driver"), (12040, "cudaErrorInsufficientDriver")])
+def test_why_no_gpu_can_be_used(monkeypatch, version, said):
+    runtime = pytest.importorskip("cupy.cuda").runtime
+    from autotune.gpu import GpuError, detect
+
+    def refuse(device):
+        raise runtime.CUDARuntimeError(35)
+
+    monkeypatch.setattr(runtime, "getDeviceProperties", refuse)
+    monkeypatch.setattr(runtime, "driverGetVersion", lambda: version)
+    with pytest.raises(GpuError, match=said):
+        detect.__wrapped__(0)
+
+
 def test_gpus_lists_the_catalogue(capsys, no_gpu):
     assert run("gpus") == 0
     out = capsys.readouterr().out
@@ -408,7 +441,8 @@ def test_a_reader_that_stops_early_is_no_error():
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("command, redirection, sentence", [
-    (f"source {SMALL} --gpu nvidia-h200", ">/dev/full", "autotune source: standard output cannot be written: No space left on device"),
+    (f"source {SMALL} --gpu nvidia-h200", ">/dev/full",
+     "autotune source: standard output cannot be written: No space left on device"),
     ("gpus", ">/dev/full", "autotune gpus: standard output cannot be written: No space left on device"),
     ("gpus", "1</dev/null", "autotune gpus: standard output cannot be written: Bad file descriptor"),
     ("gpus", ">&-", "autotune: standard output is closed; redirect it to /dev/null if it is not wanted"),

@@ -30,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
             print(difference)
         print(f"{len(differences)} differences; `autotune build` mends them" if differences else "generated/ is up to date")
         return 1 if differences else 0
-    for path in build.write(folder, root):
+    written = build.write(folder, root)
+    for path in written:
         print(path)
+    print(f"{len(written)} files written" if written else "generated/ is up to date, so nothing was written")
     return 0

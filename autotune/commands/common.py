@@ -97,7 +97,7 @@ def gpu_or_stand_in(name: str | None) -> tuple[Gpu, bool]:
         here, reason = detect(), None
     except GpuError as error:
         here, reason = None, error
-    if name:
+    if name is not None:
         gpu = by_name(name)
         return (here, True) if here and here.identity == gpu.identity else (gpu, False)
     if here:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Iterable
 
+from ..gpu import catalogue
 from ..problem import Problem
 from ..tables import microseconds, table, tflops
 from .common import UsageError, add_problem
@@ -43,6 +44,9 @@ def _list(args: argparse.Namespace) -> int:
                          tflops(record.problem, record.time_us), record.config.kernel, _whose(path)))
     if rows:
         print(table(("problem", "gpu", "evidence", "us", "TFLOP/s", "kernel", "database"), rows))
+    elif args.gpu is not None and args.gpu not in catalogue():
+        names = sorted({record.gpu.name for _, record in database.all_records()} | set(catalogue()))
+        raise UsageError(f"no record is of a GPU called {args.gpu!r}, and none is known; known are {', '.join(names)}")
     else:
         print("no records" + (f" of {args.gpu}" if args.gpu else "") + "; `autotune tune --model llama-3-8b` makes some")
     return _complain(database.check(_files([]), compiled=False))
@@ -91,6 +95,9 @@ def _files(given: list[Path]) -> list[Path]:
     for path in given:
         if not path.exists():
             raise UsageError(f"{path} does not exist; name a database file or a folder such as {database.shipped_root()}")
+        if path.is_dir() and not database.paths(path):
+            raise UsageError(f"{path} holds no database file (GPU/OP.yaml); name one, or a folder such as "
+                             f"{database.shipped_root()}")
     return [file for path in given for file in (database.paths(path) if path.is_dir() else [path])]
 
 

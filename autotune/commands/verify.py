@@ -35,13 +35,13 @@ def _seed(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     problems = [problem.simplified() for problem in problems_of(args)]
-    if args.gpu and not args.simulate:
+    if args.gpu is not None and not args.simulate:
         raise UsageError("--gpu says whose kernels to simulate; without --simulate kernels run on the GPU at hand")
     gpu = gpu_or_stand_in(args.gpu)[0] if args.simulate else \
         needed_gpu("verify launches kernels (with --simulate it runs them on the CPU)")
     from .. import verify
 
-    work = [(problem, [chosen_config(problem, gpu, args.config)] if args.config else verify.configs(problem, gpu))
+    work = [(problem, verify.configs(problem, gpu) if args.config is None else [chosen_config(problem, gpu, args.config)])
             for problem in problems]
     check = _simulated if args.simulate else verify.verify
     wrong = 0
