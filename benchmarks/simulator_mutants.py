@@ -257,7 +257,8 @@ def main() -> int:
     summary = {"mutants": total, "caught_share": round(sum(kernel["caught"] for kernel in found.values()) / total, 4),
                "runs": sum(kernel["runs"] for kernel in found.values()), "seconds": round(time.perf_counter() - started)}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(yaml.safe_dump({"summary": summary, "kernels": found}, sort_keys=False, width=130))
+    command = " ".join(["python benchmarks/simulator_mutants.py", *args.kernels])
+    args.out.write_text(yaml.safe_dump({"summary": summary, "command": command, "kernels": found}, sort_keys=False, width=130))
     print(summary, file=sys.stderr)
     unexplained = [f"{name}: {s['mutant']}: {s['line']}" for name, kernel in found.items() for s in kernel["survivors"]
                    if not s["reason"]]
