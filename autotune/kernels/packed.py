@@ -42,10 +42,12 @@ FIELDS = {
     ),
 }
 # What a template says of the sequence that a block works on: the arguments of Work and of Mask, which batch entry or sequence it
-# is, the key at which query 0 stands, and what shared memory holds besides tiles.
-DENSE_TEXTS = {"work": "(p, block_id())", "mask": "p", "number": "work.batch", "diagonal": "p.seqlen_k - p.seqlen_q", "note": ""}
+# is, the key at which query 0 stands, what shared memory holds besides tiles, and launch bounds (without a number of blocks the compiler
+# aims at more of them than registers allow, and spills).
+DENSE_TEXTS = {"work": "(p, block_id())", "mask": "p", "number": "work.batch", "diagonal": "p.seqlen_k - p.seqlen_q", "note": "",
+               "bounds": ""}
 PACKED_TEXTS = {"work": " = find_work(p)", "mask": "p, work", "number": "work.number", "diagonal": "work.diagonal",
-                "note": " - NOTE_BYTES"}
+                "note": " - NOTE_BYTES", "bounds": ", 1"}
 
 
 def headers(static: Static) -> dict[str, object]:

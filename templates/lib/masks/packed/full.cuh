@@ -8,8 +8,8 @@ struct Mask {
     // Keys inside [shared_begin, shared_end) are seen by all of them.
     DEVICE int shared_begin(int row_end) const { return first; }
     DEVICE int shared_end(int row_begin) const { return end; }
-    // Row `row` sees keys [row_begin, row_end).
+    // Row `row` sees keys [row_begin, row_end); what comes before the sequence is in none of its tiles.
     static constexpr bool HAS_ROW_BEGIN = false;
-    DEVICE int row_begin(int row) const { return first; }
+    DEVICE int row_begin(int row) const { return 0; }
     DEVICE int row_end(int row) const { return end; }
 };
