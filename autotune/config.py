@@ -23,7 +23,8 @@ class Parameter:
     """One declared parameter of a kernel.
 
     `compile` parameters become constexprs; `launch` parameters are run-time values, so changing one costs no compile.
-    A `derived` parameter is not searched: the kernel computes it, and a rule demands that value (smem_bytes).
+    A `derived` parameter is not searched: the kernel computes it, and a rule demands that value (smem_bytes). One that
+    came later says what configs without it mean: `absent`.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Parameter:
     kind: str  # "compile" or "launch"
     doc: str
     derived: bool = False
+    absent: Value | None = None
 
     def __post_init__(self):
         assert self.kind in ("compile", "launch"), self.kind
@@ -102,6 +104,9 @@ def typed(parameters: Iterable[Parameter], raw: Mapping[str, object], where: str
             raise ConfigError(f"{where}: {name!r} is not a parameter; declared are {', '.join(names)}")
     values: dict[str, Value] = {}
     for parameter in parameters:
+        if parameter.name not in raw and parameter.absent is not None:
+            values[parameter.name] = parameter.absent
+            continue
         if parameter.name not in raw:
             raise ConfigError(f"{where}: parameter {parameter.name!r} is missing")
         values[parameter.name] = _typed_value(parameter, raw[parameter.name], where)

@@ -286,6 +286,17 @@ PROBES = (
           float_error=1e-5),
     Probe("mma fp16", ("mma_m16n8k16",), MMA.replace("{0}", "fp16"), halves(192, "fp16"), 128, arch=80, floats=True,
           float_error=1e-5),
+    Probe("mma turing", ("mma_m16n8k16", "mma_m16n8k8"), MMA.replace("{0}", "half_turing") + """
+    float half[4] = {1, 2, 3, 4};
+    mma_m16n8k8(half, p.in[thread_id() * 4 + 3], p.in[thread_id() * 4], p.in[190 - thread_id()]);
+    for (int i = 0; i < 4; ++i) reinterpret_cast<float*>(p.out)[128 + thread_id() * 4 + i] = half[i];""",
+          halves(192, "fp16"), 256, floats=True, float_error=1e-5),
+    Probe("pack2 turing", ("pack2",), EACH_WORD.format("pack2<half_turing>(in[2 * i], in[2 * i + 1])"), floats(512, 9, SPECIAL)),
+    Probe("copies through registers", ("load_global_16",), """
+    const Chunk first = load_global_16(p.in + thread_id() * 4, true);
+    const Chunk second = load_global_16(p.in + 4 * (63 - thread_id()), thread_id() % 3 != 0);
+    for (int i = 0; i < 4; ++i) p.out[thread_id() * 8 + i] = first.word[i], p.out[thread_id() * 8 + 4 + i] = second.word[i];""",
+          threads=64, out_words=512),
     Probe("a pipe of mbarriers", ("mbarrier_init", "mbarrier_init_fence", "mbarrier_arrive", "mbarrier_wait"), PIPE,
           threads=64, arch=90),
     Probe("named barriers", ("named_barrier_sync", "named_barrier_arrive", "warpgroup_id", "registers_release",

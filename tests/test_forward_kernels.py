@@ -16,7 +16,7 @@ from autotune.kernels.base import params_bytes
 from autotune.problem import Problem
 from autotune.render import render
 
-H200 = by_name("nvidia-h200")
+H200, T4 = by_name("nvidia-h200"), by_name("tesla-t4")
 WGMMA, MMA = KERNELS["forward_wgmma"], KERNELS["forward_mma"]
 RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "forward-mma-h200.yaml"
 MASKS = ("", "-causal", "-causal-left127", "-causal-left4095", "-left100-right50")
@@ -44,6 +44,7 @@ def test_hopper_is_served_by_its_own_kernel_and_others_are_not():
     chosen = {gpu.name: (default_config(causal, gpu).kernel, gpu.arch) for gpu in catalogue().values()}
     assert {kernel for kernel, arch in chosen.values() if arch == 90} == {"forward_wgmma"}
     assert {kernel for kernel, arch in chosen.values() if arch >= 80 and arch != 90} == {"forward_mma"}
+    assert {kernel for kernel, arch in chosen.values() if arch == 75} == {"forward_simt"}  # bf16; half precision stands below
     assert "9.0" in WGMMA.reject(causal, by_name("nvidia-a100-sxm-80gb"))
     assert default_config(problem("fp32-b1-h1x1-q64-k64-d64"), H200).kernel == "forward_simt"
 
@@ -58,6 +59,34 @@ def test_defaults_for_hopper_compile_without_a_flaw(text):
     with ThreadPoolExecutor(2) as pool:
         for binary in pool.map(lambda kernel: compile.build(asked.static, kernel.default(asked, H200), H200), (WGMMA, MMA)):
             assert compile.flaw(binary) is None
+
+
+@pytest.mark.parametrize("features", ["d64-causal", "d128", "d40-causal-left127", "d192x128-causal", "d256-causal-left4095",
+                                      "d256-causal-left127-softcap30-alibi", "d128-causal-varlen", "d256-causal-page16"])
+def test_defaults_for_turing_compile_without_a_flaw(features):
+    asked = problem(f"fp16-b1-h16x8-q8192-k8192-{features}")
+    config = MMA.default(asked, T4)
+    assert default_config(asked, T4) == config and config["turing"] and MMA.target(T4) == "sm_75"
+    source = render(asked.static, config, "sm_75")
+    assert compile.flaw(compile.compile_source(source, "sm_75")) is None
+    with pytest.raises(compile.CompileError):  # the parameter decides, not the arch that is compiled for
+        compile.compile_source(source.replace("TURING = true", "TURING = false"), "sm_75")
+    assert "__CUDA_ARCH__" not in source
+
+
+def test_instructions_of_turing_are_chosen_by_a_parameter():
+    half, brain = problem("fp16-b1-h8x8-q512-k512-d64-causal"), problem("bf16-b1-h8x8-q512-k512-d64-causal")
+    turing = MMA.default(half, T4)
+    ampere = MMA.config(half.static, {**turing.values, "turing": False})
+    assert MMA.illegal(half.static, turing, H200) is None and MMA.illegal(half.static, ampere, H200) is None
+    assert MMA.illegal(half.static, ampere, T4) == "without turing it needs compute capability 8.0, the GPU has 7.5"
+    assert MMA.illegal(brain.static, turing, H200) == "with turing it computes fp16, not bf16"
+    assert MMA.reject(half, T4) is None and MMA.reject(brain, T4) == "on compute capability 7.5 it computes fp16, not bf16"
+    assert config_from_text(turing.text) == turing
+    assert config_from_text(ampere.text.replace(" turing=false", "")) == ampere  # configs from before there was a choice
+    for gpu in (T4, H200):
+        space = MMA.space(half, gpu)
+        assert {config["turing"] for config in space} == {gpu is T4} and MMA.default(half, gpu) in set(space)
 
 
 def test_the_body_for_hopper_is_what_its_config_says():

@@ -106,6 +106,19 @@ def test_lengths_at_the_edge(name, text):
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.parametrize("values", [
+    {}, dict(num_stages=2), dict(num_stages=3, overlap=True), dict(num_stages=2, q_in_registers=True, block_m=128),
+    dict(block_heads=2, block_n=16), dict(num_stages=1, block_n=48, rescale_slack=8)], ids=str)
+@pytest.mark.parametrize("features", ["h2x1-q101-k131-d64", "h6x2-q70-k130-d40x72-causal-left50-alibi-sinks",
+                                      "h4x2-q70-k130-d32-causal-varlen", "h2x2-q70-k130-d72-left60-page16"])
+def test_turing_multiplies_and_copies_in_every_way(values, features):
+    kernel, problem = kernels.KERNELS["forward_mma"], Problem.parse(f"forward-fp16-b2-{features}")
+    config = kernel.config(problem.static, {**kernel.default(problem, by_name("tesla-t4")).values, **values})
+    assert config["turing"] and kernel.illegal(problem.static, config, GPU) is None
+    verdict = simulator.verify(problem, config, (0, 1), ("random", "masked_nan"))
+    assert verdict.ok, verdict.message
+
+
 @pytest.mark.parametrize("before, after", [(r"\bend\.factor\b", "(end.factor * 1.02f)"), (r"\bend\.lse\b", "(end.lse + 0.01f)")])
 @pytest.mark.parametrize("name", kernels.KERNELS)
 def test_a_wrong_number_is_found(name, before, after):

@@ -165,6 +165,10 @@ class Kernel:
         """Every legal config of this kernel for `problem` on `gpu`, in canonical order."""
         return legal_configs(self, problem.static, gpu) if self.reject(problem, gpu) is None else ()
 
+    def searched(self, values: Mapping[str, Value], gpu: Gpu) -> bool:
+        """Whether a search on `gpu` should try these compile parameters; legal ones that it should not may be asked for."""
+        return True
+
     def compile_key(self, config: Config) -> tuple:
         """What of `config` reaches the source: configs with the same key share a binary."""
         return tuple(config[p.name] for p in self.parameters if p.kind == "compile")
@@ -184,7 +188,7 @@ class Kernel:
 
 @lru_cache(maxsize=4)  # of some ten to a hundred MB
 def legal_configs(kernel: Kernel, static: Static, gpu: Gpu) -> tuple[Config, ...]:
-    """Every config of `kernel` that breaks no rule, in canonical order."""
+    """Every config of `kernel` that is searched and breaks no rule, in canonical order."""
     # Rules read compile parameters only (a launch value that is declared is legal), so they run once for each of those, and
     # the launch parameters, which are declared last, are hung on.
     kinds = [parameter.kind for parameter in kernel.parameters]
@@ -194,6 +198,8 @@ def legal_configs(kernel: Kernel, static: Static, gpu: Gpu) -> tuple[Config, ...
     tails = [Config.of(kernel.name, launch).items for launch in launches]
     legal = []
     for values in kernel.compile_combinations():
+        if not kernel.searched(values, gpu):
+            continue
         config = kernel.config(static, {**values, **launches[0]})
         if kernel.illegal(static, config, gpu) is None:
             legal += [Config(kernel.name, config.items[:compiled] + tail) for tail in tails]

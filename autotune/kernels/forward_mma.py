@@ -1,4 +1,4 @@
-"""`forward_mma`: forward attention on tensor cores with mma.sync, for sm_80 and later."""
+"""`forward_mma`: forward attention on tensor cores with mma.sync, for sm_80 and later, in half precision for sm_75."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ from .limits import registers_available, registers_exceeded, shared_memory_excee
 from .packed import with_note
 
 PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
+
+
+def instructions(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    if not v["turing"] and gpu.arch < 80:
+        return f"without turing it needs compute capability 8.0, the GPU has {gpu.arch / 10}"
+    if v["turing"] and static.dtype != "fp16":
+        return f"with turing it computes fp16, not {static.dtype}"
+    return None
 
 
 def rows_per_warp(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
@@ -63,14 +71,14 @@ class ForwardMma(ForwardKernel):
     name = "forward_mma"
     template = "forward_mma.cu.j2"
     summary = "tensor cores through mma.sync, fp16 and bf16"
-    min_arch = 80
+    min_arch = 75
     aligned = True
     dtypes = ("bf16", "fp16")
     sources = ("dense", "varlen", "paged")
     parameters = (
         Parameter("block_m", (64, 128, 256), "compile", "query rows of a block"),
         Parameter("block_heads", (1, 2, 4, 8), "compile", "query heads that share a block's rows, and K and V"),
-        Parameter("block_n", (32, 48, 64, 80, 96, 112, 128), "compile", "keys of a tile"),
+        Parameter("block_n", (16, 32, 48, 64, 80, 96, 112, 128), "compile", "keys of a tile"),
         Parameter("num_warps", (4, 8), "compile", "warps of a block"),
         Parameter("num_stages", (1, 2, 3, 4), "compile", "buffers of K and V; 1: one loads while the other is used"),
         Parameter("q_in_registers", (False, True), "compile", "keep Q in registers, and lend its shared memory to K and V"),
@@ -78,12 +86,14 @@ class ForwardMma(ForwardKernel):
         Parameter("rescale_slack", (-1, 0, 8), "compile",
                   "rescale O when a row maximum grows by more than this (log2); -1: at every tile"),
         Parameter("min_blocks_per_sm", (1, 2, 3), "compile", "blocks per SM that the register allocator makes room for"),
+        Parameter("turing", (False, True), "compile", "only instructions of sm_75: multiplies of half the depth, copies through "
+                  "registers", absent=False),
         Parameter("smem_bytes", (), "compile", "dynamic shared memory that the launch requests", derived=True),
         Parameter("longest_first", (True, False), "launch", "start the last query rows first"),
         Parameter("head_group", (1, 2, 4, 8, 16, 32, 64), "launch", "heads that run together, to share L2"),
         Parameter("smem_carveout", (-1, 100), "launch", "percent of L1 set aside as shared memory; -1: the driver's choice"),
     )
-    rules = (rows_per_warp, overlap_needs_stages, shared_memory, registers)
+    rules = (instructions, rows_per_warp, overlap_needs_stages, shared_memory, registers)
     fields = FORWARD_FIELDS + (Field("int", "head_group"), Field("int", "longest_first"))
 
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -91,7 +101,12 @@ class ForwardMma(ForwardKernel):
             value = getattr(problem, name)
             if value % 8 or not 16 <= value <= 256:
                 return f"{name} is {value}; it takes multiples of 8 from 16 to 256"
+        if gpu.arch < 80 and problem.dtype != "fp16":
+            return f"on compute capability {gpu.arch / 10} it computes fp16, not {problem.dtype}"
         return super().reject(problem, gpu)
+
+    def searched(self, values: Mapping[str, Value], gpu: Gpu) -> bool:
+        return values["turing"] == (gpu.arch < 80) and (values["block_n"] > 16 or values["turing"])
 
     def derive(self, static: Static, values: Mapping[str, Value]) -> dict[str, Value]:
         return {"smem_bytes": smem_bytes(static, values)}
@@ -101,9 +116,10 @@ class ForwardMma(ForwardKernel):
         128 x 128, D to 128 128 x 64, causal 64 x 64 (theirs on 99 KB parts; 128 rows spill here and are no faster on an
         H200), above 64 x 64 on Hopper and small parts and 128 x 64 with 8 warps on A100; under a window 64 x 64, because
         wider tiles visit keys that nobody sees. Smaller where a GPU cannot hold it, and under a soft cap or ALiBi, whose
-        scores take more registers."""
+        scores take more registers, and of packed sequences, whose places do. On sm_75, where nothing copies while a warp
+        multiplies, what lets two blocks share the 64 KB of an SM, to D 128."""
         head_dim = max(problem.head_dim, problem.head_dim_v)
-        plain = not (problem.softcap or problem.alibi)
+        plain = not (problem.softcap or problem.alibi or problem.packed)
         tile = dict(block_m=64, block_n=64, num_warps=4, num_stages=2 if head_dim <= 128 else 1, rescale_slack=-1)
         if head_dim > 128 and not plain:
             tile.update(block_n=48)
@@ -113,10 +129,13 @@ class ForwardMma(ForwardKernel):
             tile.update(block_m=128)
         elif head_dim > 128 and gpu.arch == 80:
             tile.update(block_m=128, num_warps=8)
-        fixed = dict(block_heads=1, q_in_registers=False, overlap=False, min_blocks_per_sm=1, longest_first=True, head_group=4,
-                     smem_carveout=-1)  # head_group: 4 to 16 are worth 10 to 25 % on an H200
-        shapes = ({}, dict(num_stages=1), dict(block_m=64, block_n=64, num_warps=4, num_stages=1),
-                  dict(block_m=64, block_n=32, num_warps=4, num_stages=1))
+        if gpu.arch < 80:
+            tile.update(block_m=64, block_n=64 if head_dim <= 64 else 32, num_stages=1, turing=True)
+            if head_dim > 128:  # what else it would take spills
+                tile.update(rescale_slack=8, block_n=32 if plain or problem.mask != "window" else 16)
+        fixed = dict(block_heads=1, q_in_registers=False, overlap=False, min_blocks_per_sm=1, turing=False, longest_first=True,
+                     head_group=4, smem_carveout=-1)  # head_group: 4 to 16 are worth 10 to 25 % on an H200
+        shapes = ({}, dict(num_stages=1), *(dict(block_m=64, block_n=n, num_warps=4, num_stages=1) for n in (64, 32, 16)))
         configs = [self.config(problem.static, {**fixed, **tile, **shape}) for shape in shapes]
         return next((c for c in configs if self.illegal(problem.static, c, gpu) is None), configs[-1])
 
@@ -145,7 +164,7 @@ class ForwardMma(ForwardKernel):
         mma = 1.52 * 2 * rows * n * (d + dv) / gpu["mma_flops_per_clock_sm"]
         softmax = 1.34 * rows * n / gpu["exp_per_clock_sm"]
         operands = 0.9 * 2 * (n * (d + dv) + (0 if config["q_in_registers"] else rows * d)) / 128  # bytes a clock
-        alone = 2 * (mma + softmax) + 650 + (280 if config["num_stages"] == 1 else 0)
+        alone = 2 * (mma + softmax) + 650 + (280 if config["num_stages"] == 1 else 0) + (1000 if config["turing"] else 0)
         clocks = (mma**3 + softmax**3 + operands**3 + (alone / warps)**3)**(1 / 3) + 133 / warps
 
         waves = blocks / (gpu.sms * resident)

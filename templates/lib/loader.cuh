@@ -1,4 +1,4 @@
-// From global memory to tiles in shared memory by cp.async.
+// From global memory to tiles in shared memory, by the means of copies.cuh.
 
 // Copies tiles of ROWS x COLUMNS out of a row-major matrix, with all THREADS threads of the block. Each thread keeps its
 // place in the tile, so that a tile costs it one addition for the address and one for each further row.
@@ -16,6 +16,7 @@ template <int THREADS, int ROWS, int COLUMNS, typename Element> struct TileLoade
         const int row = thread / CHUNKS, chunk = thread % CHUNKS;
         const Element* source = matrix + first_row * row_stride + (row * row_stride + chunk * 8);
         const u32 first_address = tile.address(row, chunk);
+        Copies<TURING> copies;
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass) {
             const int r = row + pass * ROWS_PER_PASS;
@@ -23,8 +24,9 @@ template <int THREADS, int ROWS, int COLUMNS, typename Element> struct TileLoade
             const bool valid = has_row(first_row + r) && (COLUMNS % 16 == 0 || chunk * 8 < COLUMNS);
             // The swizzle repeats every 8 rows; the compiler does not see that, and would keep an address for each pass.
             const u32 address = ROWS_PER_PASS % 8 == 0 ? first_address + pass * ROWS_PER_PASS * 128 : tile.address(r, chunk);
-            if (writes) copy_async_16(address, source + pass * ROWS_PER_PASS * row_stride, valid);
+            copies.start(pass, writes, address, source + pass * ROWS_PER_PASS * row_stride, valid);
         }
+        copies.finish();
     }
     // Starts copying rows from wherever they are: row r from row_pointer(r), zeros where that is null.
     template <typename RowPointer>
@@ -33,7 +35,9 @@ template <int THREADS, int ROWS, int COLUMNS, typename Element> struct TileLoade
             const int row = i / CHUNKS, chunk = i % CHUNKS;
             const Element* source = row_pointer(row);
             const bool valid = source && (COLUMNS % 16 == 0 || chunk * 8 < COLUMNS);
-            copy_async_16(tile.address(row, chunk), valid ? source + chunk * 8 : source, valid);
+            Copies<TURING> copies;
+            copies.start(0, true, tile.address(row, chunk), valid ? source + chunk * 8 : source, valid);
+            copies.finish();
         }
     }
 };

@@ -1,4 +1,4 @@
-// From the pages of a cache to tiles in shared memory by cp.async: as TileLoader, with the places of a tile's rows looked up first.
+// From the pages of a cache to tiles in shared memory: as TileLoader, with the places of a tile's rows looked up first.
 template <int THREADS, int ROWS, int COLUMNS, typename Element> struct PagedLoader {
     static constexpr int CHUNKS = round_up(COLUMNS, 16) / 8;  // the last one is zeros where COLUMNS is an odd multiple of 8
     static constexpr int ROWS_PER_PASS = THREADS / CHUNKS;
@@ -13,6 +13,7 @@ template <int THREADS, int ROWS, int COLUMNS, typename Element> struct PagedLoad
         const int thread = opaque(thread_id());
         const int row = thread / CHUNKS, chunk = thread % CHUNKS;
         const Element* source[PASSES];
+        Copies<TURING> copies;
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass) {
             const int key = first_key + row + pass * ROWS_PER_PASS;
@@ -23,7 +24,8 @@ template <int THREADS, int ROWS, int COLUMNS, typename Element> struct PagedLoad
             const int r = row + pass * ROWS_PER_PASS;
             const bool writes = (THREADS % CHUNKS == 0 || row < ROWS_PER_PASS) && (ROWS % ROWS_PER_PASS == 0 || r < ROWS);
             const bool valid = source[pass] && (COLUMNS % 16 == 0 || chunk * 8 < COLUMNS);
-            if (writes) copy_async_16(tile.address(r, chunk), valid ? source[pass] : matrix, valid);
+            copies.start(pass, writes, tile.address(r, chunk), valid ? source[pass] : matrix, valid);
         }
+        copies.finish();
     }
 };

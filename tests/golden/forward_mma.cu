@@ -1,8 +1,8 @@
-// Forward attention on tensor cores with mma.sync, for sm_80 and later.
+// Forward attention on tensor cores with mma.sync: for sm_80 and later, and with TURING, in half precision, for sm_75.
 //
 // A block owns BLOCK_M query rows, of BLOCK_HEADS heads; each warp owns BLOCK_M / NUM_WARPS of them, whole, so that softmax
-// needs no traffic between warps. Keys and values stream through NUM_STAGES buffers in shared memory by cp.async, from the last
-// tile to the first. Scores, probabilities and the output stay in registers: P is the A operand of P V as it falls out of
+// needs no traffic between warps. Keys and values stream through NUM_STAGES buffers in shared memory, from the last tile to the
+// first. Scores, probabilities and the output stay in registers: P is the A operand of P V as it falls out of
 // S = Q K^T. Only tiles that the mask cuts are masked; tiles that it hides are never loaded.
 
 // The machine: integer types, thread indices, barriers, shuffles, dynamic shared memory, scalar maths.
@@ -111,6 +111,11 @@ DEVICE float reciprocal_approx(float x) {  // 1 ulp
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
+// Of a row of floats as integers: the same order for floats that are not negative, and any of those is above all that are.
+DEVICE int float_bits(float x) { return __float_as_int(x); }
+DEVICE float bits_float(int bits) { return __int_as_float(bits); }
+DEVICE int max_of_three(int a, int b, int c) { return __vimax3_s32(a, b, c); }  // one instruction from sm_90 on
 
 // Two floats to one register of two 16-bit elements, round to nearest even; `low` takes the low half.
 template <typename Element> DEVICE u32 pack2(float low, float high);
@@ -252,8 +257,45 @@ DEVICE int opaque(int x) {
     asm volatile("mov.b32 %0, %0;" : "+r"(x));
     return x;
 }
-using Element = bf16;
+// Half precision with what sm_75 has: a type of its own, for which the wrappers of the matrix multiply and of rounding stand for
+// other instructions, and a copy through registers, as there is no asynchronous one.
 
+struct half_turing { unsigned short bits; };
+
+// The type of a tensor's elements in a kernel that can do without sm_80. There is none for bf16 under TURING.
+template <bool TURING, typename Element> struct ElementOf { using Type = Element; };
+template <typename Element> struct ElementOf<true, Element>;
+template <> struct ElementOf<true, fp16> { using Type = half_turing; };
+
+template <> DEVICE u32 pack2<half_turing>(float low, float high) {
+    return u32(float_to_half(low).bits) | u32(float_to_half(high).bits) << 16;
+}
+
+DEVICE void mma_m16n8k8(float (&c)[4], u32 a0, u32 a1, u32 b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(b));
+}
+template <> DEVICE void mma_m16n8k16<half_turing>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    mma_m16n8k8(c, a[0], a[1], b0);  // the left half of A and the upper one of B
+    mma_m16n8k8(c, a[2], a[3], b1);
+}
+
+// Where `valid` is false nothing is read and the result is zeros.
+DEVICE Chunk load_global_16(const void* global, bool valid) {
+    Chunk c;
+    asm volatile(
+        "{\n"
+        ".reg .pred valid;\n"
+        "setp.ne.b32 valid, %5, 0;\n"
+        "mov.b32 %0, 0;\n"
+        "mov.b32 %1, 0;\n"
+        "mov.b32 %2, 0;\n"
+        "mov.b32 %3, 0;\n"
+        "@valid ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "}\n" : "=&r"(c.word[0]), "=&r"(c.word[1]), "=&r"(c.word[2]), "=&r"(c.word[3])
+        : "l"(__cvta_generic_to_global(global)), "r"(int(valid)) : "memory");
+    return c;
+}
 constexpr int HEAD_DIM = 64;
 constexpr int HEAD_DIM_V = 64;
 constexpr int BLOCK_M = 64;
@@ -265,7 +307,10 @@ constexpr bool Q_IN_REGISTERS = false;
 constexpr bool OVERLAP = false;
 constexpr int RESCALE_SLACK = -1;
 constexpr int MIN_BLOCKS_PER_SM = 1;
+constexpr bool TURING = false;
 constexpr int SMEM_BYTES = 40960;
+using Element = ElementOf<TURING, bf16>::Type;
+
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int WARP_M = BLOCK_M / NUM_WARPS, UNIT_ROWS = BLOCK_M;
 constexpr int TILES_M = WARP_M / 16, TILES_N = BLOCK_N / 8, TILES_V = round_up(HEAD_DIM_V, 16) / 8;
@@ -438,7 +483,38 @@ DEVICE void store_fragments(const SmemTile<ROWS, COLUMNS>& tile, int tile_row, c
         if (Element* to = row_pointer(row)) store_global_16(to + chunk * 8, load_shared_16(tile.address(row, chunk)));
     }
 }
-// From global memory to tiles in shared memory by cp.async.
+// How tiles come from global to shared memory: by cp.async, or under TURING through registers. Copies are closed in groups, and
+// a wait is for all but the newest ones, as copy.cuh has it; those through registers are done when they are finished.
+
+// The copies of one thread for one tile: `start` for each pass of an unrolled loop, then `finish`.
+template <bool THROUGH_REGISTERS> struct Copies {
+    DEVICE void start(int, bool copies, u32 address, const void* source, bool valid) {
+        if (copies) copy_async_16(address, source, valid);
+    }
+    DEVICE void finish() {}
+};
+template <> struct Copies<true> {
+    static constexpr int AT_ONCE = 4;  // loads in flight together: 16 registers
+    Chunk held[AT_ONCE];
+    u32 to[AT_ONCE];
+    bool pending[AT_ONCE] = {};
+
+    DEVICE void start(int pass, bool copies, u32 address, const void* source, bool valid) {
+        const int place = pass % AT_ONCE;
+        pending[place] = copies, to[place] = address;
+        if (copies) held[place] = load_global_16(source, valid);
+        if (place == AT_ONCE - 1) finish();
+    }
+    DEVICE void finish() {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (pending[i]) store_shared_16(to[i], held[i]), pending[i] = false;
+    }
+};
+
+DEVICE void close_copies() { if constexpr (!TURING) copy_async_commit(); }
+template <int PENDING> DEVICE void wait_for_copies() { if constexpr (!TURING) copy_async_wait<PENDING>(); }
+// From global memory to tiles in shared memory, by the means of copies.cuh.
 
 // Copies tiles of ROWS x COLUMNS out of a row-major matrix, with all THREADS threads of the block. Each thread keeps its
 // place in the tile, so that a tile costs it one addition for the address and one for each further row.
@@ -456,6 +532,7 @@ template <int THREADS, int ROWS, int COLUMNS, typename Element> struct TileLoade
         const int row = thread / CHUNKS, chunk = thread % CHUNKS;
         const Element* source = matrix + first_row * row_stride + (row * row_stride + chunk * 8);
         const u32 first_address = tile.address(row, chunk);
+        Copies<TURING> copies;
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass) {
             const int r = row + pass * ROWS_PER_PASS;
@@ -463,8 +540,9 @@ template <int THREADS, int ROWS, int COLUMNS, typename Element> struct TileLoade
             const bool valid = has_row(first_row + r) && (COLUMNS % 16 == 0 || chunk * 8 < COLUMNS);
             // The swizzle repeats every 8 rows; the compiler does not see that, and would keep an address for each pass.
             const u32 address = ROWS_PER_PASS % 8 == 0 ? first_address + pass * ROWS_PER_PASS * 128 : tile.address(r, chunk);
-            if (writes) copy_async_16(address, source + pass * ROWS_PER_PASS * row_stride, valid);
+            copies.start(pass, writes, address, source + pass * ROWS_PER_PASS * row_stride, valid);
         }
+        copies.finish();
     }
     // Starts copying rows from wherever they are: row r from row_pointer(r), zeros where that is null.
     template <typename RowPointer>
@@ -473,7 +551,9 @@ template <int THREADS, int ROWS, int COLUMNS, typename Element> struct TileLoade
             const int row = i / CHUNKS, chunk = i % CHUNKS;
             const Element* source = row_pointer(row);
             const bool valid = source && (COLUMNS % 16 == 0 || chunk * 8 < COLUMNS);
-            copy_async_16(tile.address(row, chunk), valid ? source + chunk * 8 : source, valid);
+            Copies<TURING> copies;
+            copies.start(0, true, tile.address(row, chunk), valid ? source + chunk * 8 : source, valid);
+            copies.finish();
         }
     }
 };
@@ -489,10 +569,20 @@ template <int TILES_M> struct RowStatistics {
     }
 };
 
-template <int TILES_N> DEVICE float fragment_row_max(const float (&s)[TILES_N][4], int half) {
-    float x = max_of(s[0][half * 2], s[0][half * 2 + 1]);
+// INTEGER_MAX takes a row's maximum by comparing three integers at a time, in half as many instructions, and again as floats
+// in the rare lane all of whose scores are negative: their order is another one.
+template <bool INTEGER_MAX, int TILES_N> DEVICE float fragment_row_max(const float (&s)[TILES_N][4], int half) {
+    int bits = -1;
+    if constexpr (INTEGER_MAX) {
 #pragma unroll
-    for (int n = 1; n < TILES_N; ++n) x = max_of(x, max_of(s[n][half * 2], s[n][half * 2 + 1]));
+        for (int n = 0; n < TILES_N; ++n) bits = max_of_three(bits, float_bits(s[n][half * 2]), float_bits(s[n][half * 2 + 1]));
+    }
+    float x = bits_float(bits);
+    if (!INTEGER_MAX || bits < 0) {
+        x = max_of(s[0][half * 2], s[0][half * 2 + 1]);
+#pragma unroll
+        for (int n = 1; n < TILES_N; ++n) x = max_of(x, max_of(s[n][half * 2], s[n][half * 2 + 1]));
+    }
     return row_max(x);
 }
 
@@ -507,7 +597,7 @@ template <int TILES_M> struct Rescale {
 // RESCALE_SLACK < 0 does so at every tile. Otherwise the maximum moves only when it has grown by more than RESCALE_SLACK (a
 // power of two) in some row of the warp: probabilities then reach at most 2^RESCALE_SLACK, and the division at the end
 // makes the result exact again. ROWS_MAY_BE_EMPTY guards rows that have seen no key so far.
-template <int RESCALE_SLACK, bool ROWS_MAY_BE_EMPTY, int TILES_M, int TILES_N>
+template <int RESCALE_SLACK, bool ROWS_MAY_BE_EMPTY, bool INTEGER_MAX = false, int TILES_M, int TILES_N>
 DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowStatistics<TILES_M>& rows, float scale_log2) {
     Rescale<TILES_M> rescale;
     float maximum[TILES_M][2];
@@ -516,7 +606,7 @@ DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowS
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            maximum[m][half] = max_of(rows.maximum[m][half], fragment_row_max(s[m], half));
+            maximum[m][half] = max_of(rows.maximum[m][half], fragment_row_max<INTEGER_MAX>(s[m], half));
             grown |= (maximum[m][half] - rows.maximum[m][half]) * scale_log2 > RESCALE_SLACK;
         }
     rescale.needed = RESCALE_SLACK < 0 || any_in_warp(grown);
@@ -727,8 +817,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
         int ahead = tile;           // the next tile to load K of
         load_q(q_tile, p, work);
         if constexpr (Q_IN_REGISTERS) {
-            copy_async_commit();
-            copy_async_wait<0>();
+            close_copies();
+            wait_for_copies<0>();
             sync_block();
 #pragma unroll
             for (int m = 0; m < TILES_M; ++m)
@@ -743,18 +833,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             load_k(ahead, into);
             if constexpr (OVERLAP) { if (ahead != tiles.first()) load_v(ahead + 1, into); }
             else load_v(ahead, into);
-            copy_async_commit();
+            close_copies();
             ahead = tiles.next(ahead);
         };
         if constexpr (NUM_STAGES == 1) {
             load_k(tile, 0);
-            copy_async_commit();
+            close_copies();
         } else {
 #pragma unroll
             for (int i = 0; i < NUM_STAGES - 1 + OVERLAP; ++i) load_pair(i);
         }
         if constexpr (OVERLAP) {
-            copy_async_wait<NUM_STAGES - 1>();
+            wait_for_copies<NUM_STAGES - 1>();
             sync_block();
             clear(s);
             multiply_qk(s, q_tile, q_fragments, warp_row, k_tile(0));
@@ -763,18 +853,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
         auto step = [&](auto masked) {
             float s_next[TILES_M][TILES_N][4];
             if constexpr (NUM_STAGES == 1) {
-                copy_async_wait<0>();  // K has come, and after the barrier nobody reads the last V
+                wait_for_copies<0>();  // K has come, and after the barrier nobody reads the last V
                 sync_block();
                 load_v(tile, 0);
-                copy_async_commit();
+                close_copies();
                 clear(s);
                 multiply_qk(s, q_tile, q_fragments, warp_row, k_tile(0));
-                copy_async_wait<0>();  // V has come, and after the barrier nobody reads K
+                wait_for_copies<0>();  // V has come, and after the barrier nobody reads K
                 sync_block();
                 load_k(tiles.next(tile), 0);
-                copy_async_commit();
+                close_copies();
             } else {
-                copy_async_wait<NUM_STAGES - 2>();  // this step's pair has come, and nobody reads the last one
+                wait_for_copies<NUM_STAGES - 2>();  // this step's pair has come, and nobody reads the last one
                 sync_block();
                 const int previous = stage == 0 ? NUM_STAGES - 1 : stage - 1;
                 const int following = stage == NUM_STAGES - 1 ? 0 : stage + 1;
