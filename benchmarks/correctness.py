@@ -205,7 +205,10 @@ class Report:
 
 
 def command() -> str:
-    return " ".join(["python benchmarks/" + Path(sys.argv[0]).name, *map(shlex.quote, sys.argv[1:])])
+    """The command line that runs, without --out: the file is at its place when people read it."""
+    words = sys.argv[1:]
+    kept = [word for before, word in zip(["", *words], words) if "--out" not in (before, word) and not word.startswith("--out=")]
+    return " ".join(["python benchmarks/" + Path(sys.argv[0]).name, *map(shlex.quote, kept)])
 
 
 if __name__ == "__main__":
