@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable
 
-from . import binding, compile, decoding, kernels, launch
+from . import binding, compile, decoding, kernels, launch, packed
 from .check import check_launch
 from .config import Config
 from .gpu import Gpu, detect
@@ -53,6 +53,8 @@ def runner(problem: Problem, config: Config, binary, device: int) -> Callable:
 
     if problem.op == "decode":
         return decoding.runner(problem, config, binary, device)
+    if problem.packed:
+        return packed.runner(problem, config, binary, device)
     loaded = launch.load(binary, device)
     launches = [loaded.bound(step).launch for step in kernels.kernel_of(config).plan(problem, config)]
     fields, packer, draws, idle = binding.bind(problem, config, detect(device).sms)
