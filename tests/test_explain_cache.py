@@ -1,4 +1,4 @@
-"""explain_with_kvcache() on a GPU made of numpy: what it says of decode steps, of mixed batches and of calls that attention takes."""
+"""explain_with_kvcache() on a GPU made of numpy: what it says of decode steps, mixed batches and calls that attention takes."""
 
 import numpy as np
 import pytest
