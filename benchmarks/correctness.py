@@ -198,10 +198,13 @@ class Report:
         if self.ended < self.expected:
             facts["problems_left_out"] = self.expected - self.ended
         facts["failures"] = self.failures
-        if not options.random:
-            facts["config"] = dict(sorted(self.configs.items(), key=lambda item: item[1]))
-            facts["ratio_of_error_to_allowed_error"] = dict(sorted(self.cases.items()))
-        return yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, width=1000)
+        text = yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, width=1000)
+        if options.random:
+            return text
+        configs = dict(sorted(self.configs.items(), key=lambda item: item[1]))
+        rows = {"ratio_of_error_to_allowed_error": dict(sorted(self.cases.items()))}
+        return text + yaml.safe_dump({"config": configs}, sort_keys=False, default_flow_style=False, width=1000) + \
+            yaml.safe_dump(rows, sort_keys=False, default_flow_style=None, width=10000)
 
 
 def command() -> str:

@@ -169,7 +169,9 @@ class _Draws:
         self._statics += [{name: values[name] for name in STATIC} for values in chosen]
         chosen, impossible = self._cover(kernel, usable, self._chosen, self._statics)
         self._chosen += chosen
-        told = [(each,) for each in refused if BELONGS_TO.get(each[0]) not in refused] + impossible
+        told = [(each,) for each in refused if BELONGS_TO.get(each[0]) not in refused]
+        told += [pair for pair in impossible
+                 if not any(set(general) <= set(_owned(pair)) for general in impossible if general != pair)]
         return [" with ".join(f"{name} {value}" for name, value in each) for each in told]
 
     def _cover(self, kernel: Kernel, factors: dict, covered: list[dict], statics: list[dict] | None) -> tuple[list[dict], list]:
@@ -207,6 +209,11 @@ def _possible_pairs(factors: dict) -> list[tuple]:
             if all({a: x, b: y}.get(owner, value) == value for owner, value in needs):
                 pairs.append(((a, x), (b, y)))
     return pairs
+
+
+def _owned(pair: tuple) -> tuple:
+    """`pair` and what its values need."""
+    return (*pair, *(BELONGS_TO[name] for name, _ in pair if name in BELONGS_TO))
 
 
 def _pairs(values: dict) -> set[tuple]:
@@ -262,6 +269,7 @@ def random_cases(gpu: Gpu, rng: random.Random) -> Iterator[list[Case]]:
     """Without end: some cases of one static part, all served by the same kernels."""
     while True:
         static = {name: rng.choice(options) for name, options in STATIC.items()}
+        static |= {"dtype": rng.choice(("bf16", "fp16", "bf16", "fp16", "fp32")), "kv": rng.choice(("dense",) * 3 + STATIC["kv"])}
         static["head_dims"] = tuple(8 * rng.choice((2, 4, 8, rng.randint(2, 16), rng.randint(2, 32))) for _ in "kv")
         if rng.random() < 0.7:
             static["head_dims"] = static["head_dims"][:1] * 2

@@ -111,8 +111,9 @@ class Simulated:
     def __call__(self, unit: Unit, config: Config, binary) -> Verdict:
         from autotune.simulator import shrunk, simulate
 
-        problem = shrunk(unit.case.problem, config)
-        problem = replace(problem, batch=min(unit.case.problem.batch, 2))
+        asked = unit.case.problem
+        problem = shrunk(asked, config)
+        problem = replace(problem, batch=max(problem.batch, min(asked.batch, 2)))
         kernel = kernel_of(config)
 
         def run(inputs, out, lse) -> None:
