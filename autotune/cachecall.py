@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from . import arrays
 from .arguments import check_out, check_sinks, integer, number, positive_scale, readable_slopes, refuse_grad, window_bounds
 from .arrays import AttentionError
 from .attention import NO_WINDOW
@@ -133,6 +134,8 @@ def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, 
         page_table, table, table_shape, table_stride = integers(library, "page_table", page_table, (batch, None), device)
         capacity = table_shape[1] * page_size
     if check:
+        if arrays.is_capturing(library.stream(device)):
+            raise AttentionError("check must be False while a CUDA graph is captured: it reads lengths and pages on the host")
         check_contents(library, cache_seqlens, page_table, capacity, pages, page_size)
         if packed:
             check_starts(library, cu_seqlens_q, rows, queries)

@@ -18,6 +18,8 @@ def integers(library, name: str, array, shape: tuple, device: int) -> tuple:
         raise AttentionError(f"{name} has shape {tuple(sizes)}; it must be ({wanted}{',' * (len(shape) == 1)})")
     if dtype != library.int32:
         raise AttentionError(f"{name} is {dtype}; it must be int32")
+    if where < 0:
+        raise AttentionError(f"{name} is in host memory; it must be on the GPU that q is on")
     if where != device:
         raise AttentionError(f"{name} is on device {where} and q on device {device}; all must be on one GPU")
     if strides[-1] != 1 and sizes[-1] > 1:
