@@ -12,7 +12,7 @@ from .cachechecks import as_one_sequence, check_contents, check_starts, describe
 from .gpu import Gpu
 from .kernels import candidates
 from .kernels.decode import MAX_QUERIES
-from .problem import Problem
+from .problem import MAX_LENGTH, Problem
 
 
 class CacheCall(NamedTuple):
@@ -139,8 +139,8 @@ def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, 
         check_contents(library, cache_seqlens, page_table, capacity, pages, page_size)
         if packed:
             check_starts(library, cu_seqlens_q, rows, queries)
-    if num_splits is not None and not (type(num_splits) is int and num_splits > 0):
-        raise AttentionError(f"num_splits is {num_splits!r}; it must be an int of at least 1, or None")
+    if num_splits is not None and not (type(num_splits) is int and 0 < num_splits <= MAX_LENGTH):
+        raise AttentionError(f"num_splits is {num_splits!r}; it must be an int from 1 to {MAX_LENGTH}, or None")
     if library.grad_enabled() and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad or sinks is not None
                                    or out is not None or alibi_slopes is not None):
         refuse_grad(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, alibi_slopes=alibi_slopes, out=out)

@@ -150,7 +150,7 @@ def test_growing_lengths_share_a_plan_and_split_counts_are_honoured(gpu):
         grid = gpu.launches[-1][0] if isinstance(gpu.launches[-1][0], int) else None
         assert gpu.calls[-1]["num_splits"] == splits and (splits == 1) == (gpu.calls[-1]["partial_o"] == 0), grid
     assert len(gpu.built) == 1
-    for wrong in (0, -1, 2.0, True):
+    for wrong in (0, -1, 2.0, True, 2**31):
         with pytest.raises(AttentionError, match="num_splits is"):
             autotune.attention_with_kvcache(q, k, v, num_splits=wrong)
 
