@@ -39,7 +39,8 @@ DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int 
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
 }
 
-// Stores a group's output from its tile: by the copy engine, unless the block has fewer heads than its box.
+// Stores a group's output from its tile: by the copy engine, which goes on reading the tile for a while, unless the block has
+// fewer heads than its box.
 DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1][TILES_V][4], const Work& work, int group) {
     const int warp_row = thread_id() % WARPGROUP_SIZE / WARP_SIZE * 16;
 #pragma unroll
@@ -56,14 +57,13 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
     }
     fence_async_proxy();
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
-    if (BLOCK_HEADS == 1 || work.head_count == BLOCK_HEADS) {
+    if (${sequence.whole}) {
         if (thread_id() % WARPGROUP_SIZE != 0) return;
 #pragma unroll
         for (int panel = 0; panel < OTile::PANELS; ++panel)
             tma_store(p.out_map, tile.base + panel * OTile::PANEL_BYTES, panel * 64, work.query(group * UNIT_ROWS),
                       work.head_begin, work.batch);
         tma_store_commit();
-        tma_store_wait_read();
     } else {
         for (int i = thread_id() % WARPGROUP_SIZE; i < UNIT_ROWS * TILES_V; i += WARPGROUP_SIZE) {
             const int row = group * UNIT_ROWS + i / TILES_V, chunk = i % TILES_V;
