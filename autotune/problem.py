@@ -7,26 +7,19 @@ Features that a problem lacks do not stand in its text, so a feature added later
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Iterable
 
 from . import sequences
+from .problemtext import DTYPES, EXAMPLE, OPS, ProblemError, fields_of
 from .sequences import bucket_batch, bucket_length
 
-OPS = ("forward", "decode")
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1}
-DTYPES = ("bf16", "fp16", "fp32")  # of queries and outputs; keys and values in a cache may also be e4m3
 KV_SOURCES = ("dense", "varlen", "paged")
 MASKS = ("full", "causal", "window")
 
 MAX_LENGTH = 2**30  # indices of keys, and their sums with a window's bounds, are 32-bit on the device
-EXAMPLE = "forward-bf16-b1-h32x8-q8192-k8192-d128-causal"
-
-
-class ProblemError(ValueError):
-    """A problem that cannot exist, with a sentence that says which field is wrong and what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -240,57 +233,9 @@ def as_problems(given: Problem | str | Iterable[Problem | str]) -> list[Problem]
     return [problem if isinstance(problem, Problem) else Problem.parse(problem) for problem in given]
 
 
-_HEAD = re.compile(r"b(\d+)-h(\d+)x(\d+)-q(\d+)-k(\d+)-d(\d+)(?:x(\d+))?(?:-(.+))?", re.ASCII)
-
-
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Problem:
-    if len(text) > 300:
-        raise ProblemError(f"a problem is a line of text such as {EXAMPLE}")
-    op, _, rest = text.partition("-")
-    dtype, _, rest = rest.partition("-")
-    match = _HEAD.fullmatch(rest)
-    if op not in OPS or dtype not in DTYPES or not match:
-        raise ProblemError(
-            f"problem {text!r} is malformed: expected OP-DTYPE-bBATCH-hHEADSxKVHEADS-qLEN-kLEN-dHEAD_DIM[-FEATURES], "
-            f"op one of {', '.join(OPS)}, dtype one of {', '.join(DTYPES)}; for example {EXAMPLE}")
-    fields = dict(zip(("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim"),
-                      map(_bounded_int, match.groups()[:6])), op=op, dtype=dtype)
-    if match[7]:
-        fields["head_dim_v"] = _bounded_int(match[7])
-    for token in (match[8] or "").split("-") if match[8] else ():
-        _parse_feature(text, token, fields)
-    return Problem(**fields)
-
-
-def _bounded_int(digits: str) -> int:
-    return int(digits.lstrip("0")[:12] or 0)  # longer numbers are out of every range anyway; keep int() cheap
-
-
-_FEATURES = "causal, leftN, rightN, softcapX, alibi, sinks, varlen, pageN, packed, kvDTYPE, outDTYPE"
-_FLAGS = {"causal": {"window_right": 0}, "alibi": {"alibi": True}, "sinks": {"sinks": True}, "varlen": {"kv": "varlen"},
-          "packed": {"packed_queries": True}}
-
-
-def _parse_feature(text: str, token: str, fields: dict) -> None:
-    match = re.fullmatch(rf"({'|'.join(_FLAGS)})|(left|right|page)(\d+)|(softcap)(\d+(?:\.\d+)?)|(kv|out)([a-z]+\d\w*)", token,
-                         re.ASCII)
-    if not match:
-        raise ProblemError(f"problem {text!r}: unknown feature {token!r}; allowed are {_FEATURES}")
-    flag, counted, count, softcap, value, typed, dtype = match.groups()
-    if flag:
-        update = _FLAGS[flag]
-    elif counted == "page":
-        update = {"kv": "paged", "page_size": _bounded_int(count)}
-    elif counted:
-        update = {f"window_{counted}": _bounded_int(count)}
-    elif softcap:
-        update = {"softcap": float(value)}
-    else:
-        update = {f"{typed}_dtype": dtype}
-    if clash := update.keys() & fields.keys():
-        raise ProblemError(f"problem {text!r}: feature {token!r} contradicts an earlier one ({clash.pop()} is already set)")
-    fields.update(update)
+    return Problem(**fields_of(text))
 
 
 def _validate(p: Problem) -> None:

@@ -109,7 +109,7 @@ def test_shared_memory_is_one_dynamic_symbol():
 
 # Python
 
-RECORDS = {"problem", "sequences", "gpu", "config"}
+RECORDS = {"problem", "problemtext", "sequences", "gpu", "config"}
 LAYERS = [  # a module may import its own layer and those before it, at the top of the file
     RECORDS,
     {"kernels", "tables", "models", "workloads", "hfconfig"},
