@@ -311,6 +311,19 @@ def test_scales_of_an_8_bit_cache_are_numbers_or_arrays(gpu):
         autotune.attention_with_kvcache(q, k, v, scale=1e20, k_scale=1e20)
 
 
+def test_the_python_of_the_page_about_caches_runs(gpu, capsys):
+    from test_docs import ROOT, blocks
+
+    block, = blocks(ROOT / "docs" / "caches.md", "python")
+    caches = {f"{name}_{kind}": random(shape) for name in "kv" for kind, shape in (
+        ("cache", (2, 64, 2, 64)), ("pages", (9, 16, 2, 64)))}
+    names = dict(caches, q=random((2, 1, 4, 64)), packed_q=random((41, 4, 64)), starts=starts(1, 40),
+                 lengths=Tensor(np.array([60, 64], np.int32)), table=Tensor(np.arange(8, dtype=np.int32).reshape(2, 4)))
+    exec(block, names)
+    assert names["out"].shape == (41, 4, 64) and names["lse"].shape == (4, 41) and len(gpu.launches) == 4
+    assert capsys.readouterr().out.count("kernel   ") == 2
+
+
 def test_nothing_to_do_launches_nothing(gpu):
     arrays, keywords = paged(page_table=Tensor(np.zeros((2, 0), np.int32)))
     sinks = random((4,), "fp32")
