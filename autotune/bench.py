@@ -148,7 +148,8 @@ def run(problems: Sequence[Problem], peers: Sequence[Peer], gpu: Gpu, progress: 
     """
     if missing := next(filter(None, (peer.missing() for peer in peers)), None):
         raise BenchError(missing)
-    from . import benchrun, timing
+    from . import benchrun
+    from .conditions import conditions
 
     rows, skipped, work = [], [], []
     for problem in dict.fromkeys(problem.simplified() for problem in problems):
@@ -171,7 +172,7 @@ def run(problems: Sequence[Problem], peers: Sequence[Peer], gpu: Gpu, progress: 
     if not rows:
         reasons = "; ".join(f"{name} and {problem}: {why}" for problem, name, why in skipped[:3])
         raise BenchError(f"nothing could be measured: {reasons}")
-    return Report(gpu.name, tuple(rows), tuple(skipped), timing.conditions(), benchrun.versions(peers), _command(),
+    return Report(gpu.name, tuple(rows), tuple(skipped), conditions(), benchrun.versions(peers), _command(),
                   datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"), groups or {})
 
 

@@ -185,7 +185,7 @@ class Report:
         """The result file. Random cases are many, and made again by their seed: only counts are kept of them."""
         facts: dict[str, object] = {"summary": self.summary(), "gpu": gpu.name}
         if not options.simulate:
-            from autotune.timing import conditions
+            from autotune.conditions import conditions
 
             facts["conditions"] = conditions()
         facts |= {"date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "command": command(),

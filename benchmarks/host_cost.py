@@ -17,9 +17,9 @@ from statistics import median
 import yaml
 
 import autotune
+from autotune.conditions import conditions
 from autotune.gpu import detect
 from autotune.problem import Problem
-from autotune.timing import conditions
 
 RESULTS = Path(__file__).parent / "results" / "host-cost-h200.yaml"
 ROUNDS, WARM_UP, SIZES = 40, 5, 128

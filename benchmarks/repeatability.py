@@ -22,11 +22,11 @@ from judge import Binaries
 
 from autotune import compile
 from autotune.check import Checker
+from autotune.conditions import conditions
 from autotune.gpu import GpuError, detect
 from autotune.inputs import Inputs
 from autotune.numerics import bits, empty
 from autotune.problem import Problem
-from autotune.timing import conditions
 from autotune.verify import runner
 
 RESULTS = Path(__file__).parent / "results" / "repeatability-h200.yaml"

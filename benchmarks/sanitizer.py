@@ -16,8 +16,8 @@ from pathlib import Path
 
 import yaml
 
+from autotune.conditions import conditions
 from autotune.gpu import detect
-from autotune.timing import conditions
 
 RESULTS = Path(__file__).parent / "results" / "sanitizer-h200.yaml"
 TOOLS = ("memcheck", "racecheck")

@@ -226,8 +226,6 @@ def test_how_fa4_is_called(monkeypatch):
 
 def fake_run(monkeypatch, rows: dict):
     """`bench.run` with a GPU part that knows its rows: problem -> Row, or an exception."""
-    from autotune import timing as timing_module
-
     part = ModuleType("autotune.benchrun")
 
     def measure_row(problem, peers, gpu):
@@ -240,7 +238,7 @@ def fake_run(monkeypatch, rows: dict):
     part.versions = lambda peers: {}
     monkeypatch.setitem(sys.modules, "autotune.benchrun", part)
     monkeypatch.setattr("autotune.benchrun", part, raising=False)
-    monkeypatch.setattr(timing_module, "conditions", lambda: {})
+    monkeypatch.setattr("autotune.conditions.conditions", lambda: {})
     peer = Peer("sdpa-flash", "sys", "", PEERS["sdpa-flash"].reject, None)
     monkeypatch.setattr(Peer, "missing", lambda self: None)
     return lambda **options: bench.run(list(rows), [peer], GPU, lambda text: None, **options)

@@ -132,7 +132,7 @@ def main_with(monkeypatch, cases, *arguments, target="correctness_fakes:FakeJudg
     monkeypatch.setattr(correctness, "detect", lambda: H200)
     monkeypatch.setattr(correctness, "OnGpu", lambda: judge.OnGpu(target=target))
     monkeypatch.setattr(correctness, "cover", lambda gpu, seed: (cases, {"forward_simt": ["kv varlen"]}))
-    monkeypatch.setattr("autotune.timing.conditions", lambda: {"driver": "none"})
+    monkeypatch.setattr("autotune.conditions.conditions", lambda: {"driver": "none"})
     return correctness.main()
 
 
