@@ -154,7 +154,7 @@ class DecodeKernel(Kernel):
                 tiles = min(tiles, (left + seqlen_q) // tile + 2)
             splits = min(num_splits, tiles) if num_splits else tiles // least
             if uniform and not num_splits:
-                splits = tiles // max(least, -(-tiles * batch * unsplit // pieces))
+                splits = min(splits, pieces // (batch * unsplit))
             splits = max(1, min(splits, most_splits))
             grid = batch * unsplit * splits
             if uniform:

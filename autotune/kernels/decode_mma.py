@@ -78,7 +78,8 @@ class DecodeMma(DecodeKernel):
         Parameter("l2_prefetch", (128, 256), "compile", "bytes that a 16-byte copy has L2 fetch"),
         Parameter("min_blocks_per_sm", (1, 2, 3, 4), "compile", "blocks per SM that the register allocator makes room for"),
         Parameter("smem_bytes", (), "compile", "dynamic shared memory that the launch requests", derived=True),
-        Parameter("pieces", (64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048, 3072, 4096), "launch",
+        Parameter("pieces", (64, 96, 128, 132, 192, 216, 256, 264, 396, 512, 528, 768, 792, 1024, 1056, 1584, 2112, 3168, 4096),
+                  "launch",
                   "about how many blocks share the work"),
         Parameter("last_block_merges", (True, False), "launch", "the last block to arrive merges splits, not a second kernel"),
     )

@@ -49,11 +49,14 @@ template <int THREADS> DEVICE void merge_splits(const Params& p, const Rows& row
     const int at_once = min_of(quotient(smem_bytes - statistics_bytes, slot_bytes), cut.splits);
     const u32 slots = smem + statistics_bytes;
     auto start = [&](int split) {  // copies of O of the splits from this one on
-        const int chunks = slot_bytes / 16, here = min_of(at_once, cut.splits - split);
+        const int chunks = slot_bytes / 16, here = min_of(at_once, cut.splits - split), slots_ahead = quotient(THREADS, chunks);
+        int slot = quotient(thread_id(), chunks), chunk = thread_id() - slot * chunks;
 #pragma unroll 4
         for (int i = thread_id(); i < here * chunks; i += THREADS) {
-            const int slot = quotient(i, chunks);
-            copy_async_16(slots + i * 16, workspace.row(first + (split + slot) * stride, 0) + (i - slot * chunks) * 4, true);
+            copy_async_16(slots + i * 16, workspace.row(first + (split + slot) * stride, 0) + chunk * 4, true);
+            slot += slots_ahead;
+            chunk += THREADS - slots_ahead * chunks;
+            if (chunk >= chunks) chunk -= chunks, ++slot;
         }
         copy_async_commit();
     };
@@ -74,7 +77,7 @@ template <int THREADS> DEVICE void merge_splits(const Params& p, const Rows& row
         const int i = begin + thread_id(), row = min_of(i / THREADS_PER_ROW, rows.count - 1);
         const int column = i % THREADS_PER_ROW * COLUMNS_PER_THREAD;
         Partial whole;
-#pragma unroll 4
+#pragma unroll 8
         for (int split = 0; split < cut.splits; ++split)
             whole.maximum = max_of(whole.maximum, statistics.get(2 * (split * rows.count + row)));
 #pragma unroll 1

@@ -67,12 +67,11 @@ struct Tiles {
 DEVICE int tile_count(const Params& p, int queries, int length) { return Tiles(Mask(p, queries, length), queries).count; }
 // Tiles of a piece: `work`, those of all sequences, heads and tiles of rows, dealt out to p.pieces, but at least one for each
 // warp. Rounding here moves cuts, never the result.
-DEVICE int tile_share(const Params& p, i64 work) {
-    const float share = float(work) * (reciprocal_approx(float(p.pieces)) * (1 - 1e-6f));
-    return max_of(NUM_WARPS, int(min_of(share, 1e9f) + 0.9999f));
+DEVICE float tile_share(const Params& p, i64 work) {
+    return max_of(float(NUM_WARPS), float(work) * (reciprocal_approx(float(p.pieces)) * (1 - 1e-6f)));
 }
-DEVICE int split_count(const Params& p, int tiles, int share) {
-    const int wanted = p.num_splits > 0 ? min_of(p.num_splits, tiles) : quotient(tiles, share);
+DEVICE int split_count(const Params& p, int tiles, float share) {
+    const int wanted = p.num_splits > 0 ? min_of(p.num_splits, tiles) : int(float(tiles) * reciprocal_approx(share));
     return max_of(1, min_of(wanted, MAX_SPLITS));
 }
 
@@ -85,7 +84,7 @@ template <typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
         const int queries = queries_of(p, batch).count;
         work += i64(tile_count(p, queries, length_of(p, batch))) * unsplit_pieces(p, queries);
     }
-    const int share = tile_share(p, total_in_warp(work));
+    const float share = tile_share(p, total_in_warp(work));
     int before = 0;
 #pragma unroll 1
     for (int batch = lane_id(); batch - lane_id() < p.batch; batch += WARP_SIZE) {
