@@ -205,6 +205,40 @@ def test_without_a_gpu_it_is_one_sentence(monkeypatch, capsys):
         assert capsys.readouterr().err.startswith("no GPU can be used: there is no driver")
 
 
+def test_a_judge_checks_what_the_runner_launches_and_keeps_inputs_of_a_case(monkeypatch):
+    from autotune.check import Checker
+    from autotune.compile import CompilerMissing
+    from autotune.simulator import simulate
+
+    unloaded, writes = [], []
+
+    def runner(problem, config, binary, device):
+        def run(inputs, out, lse):
+            assert out.strides[1] < out.strides[2]  # heads first, as q is
+            assert inputs.q.strides[1] < inputs.q.strides[2] and simulate(problem, config, inputs, out, lse).ok
+            if writes:
+                np.lib.stride_tricks.as_strided(out, (out.shape[1] + 1,), (out.strides[1],))[-1] = 0
+        return run
+
+    monkeypatch.setattr("autotune.verify.runner", runner)
+    monkeypatch.setattr("autotune.launch.load", lambda binary, device: SimpleNamespace(unload=lambda: unloaded.append(binary)))
+    monkeypatch.setattr(np, "get_default_memory_pool", lambda: SimpleNamespace(total_bytes=lambda: 0), raising=False)
+    inspector = object.__new__(judge.Judge)  # numpy stands for CuPy
+    inspector._cupy, inspector._device, inspector._key, inspector._checker = np, 0, (), None
+    case = cover.Case(Problem.parse("forward-fp16-b2-h2x1-q30-k40-d16-causal"), "heads_first")
+    config = KERNELS["forward_simt"].default(case.problem, H200)
+    try:
+        verdict = inspector.check(case, config, "binary", ("random", "masked_nan"), 0)
+    except CompilerMissing as error:
+        pytest.skip(str(error))
+    kept = inspector._checker
+    assert verdict.ok and 0 < verdict.worst_ratio < 1 and unloaded == ["binary"] and isinstance(kept, Checker)
+    assert inspector.check(case, config, "binary", ("random", "masked_nan"), 0) == verdict and inspector._checker is kept
+    writes.append(True)
+    verdict = inspector.check(case, config, "binary", ("random",), 0)
+    assert not verdict.ok and "between the elements of out" in verdict.message and inspector._checker is not kept
+
+
 def test_simulated_cases_are_right_and_findings_are_failures(monkeypatch):
     from autotune.compile import CompilerMissing
     from autotune.simulator import compiler
