@@ -22,7 +22,6 @@ from autotune.simulator import compiler
 from autotune.simulator.shrink import tile_of
 
 GPU = by_name("nvidia-h200")
-FORWARD = [name for name in kernels.KERNELS if name.startswith("forward")]
 CASES = 14  # configs for each kernel; each runs with SEEDS_EACH seeds
 SEEDS_EACH = 3
 
@@ -139,15 +138,32 @@ def test_sinks_of_every_dtype(name, dtype):
 
 
 @pytest.mark.parametrize("features", ["-alibi", "-causal-left30-softcap20-alibi-sinks"])
-@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize("name", kernels.KERNELS)
 def test_slopes_of_any_sign_and_of_each_batch_entry(name, features):
-    problem = Problem.parse(f"forward-{kernels.KERNELS[name].dtypes[0]}-b2-h4x2-q70-k100-d32{features}")
+    op = name.split("_")[0]
+    queries = 70 if op == "forward" else 5
+    problem = Problem.parse(f"{op}-{kernels.KERNELS[name].dtypes[0]}-b2-h4x2-q{queries}-k100-d32{features}")
     inputs = make_inputs(problem, "random", 4)
     slopes = np.array([[0.5, -0.25, 0, 2, 9, 9], [-0.125, 1e-3, 40, 0.3, 9, 9]], np.float32)[:, :4]  # with gaps
     for given, scale in ((slopes, inputs.scale), (slopes[1], inputs.scale), (slopes, SMALLEST_SCALE)):
         chosen = replace(inputs, alibi_slopes=given, scale=scale)
         out, lse, simulation = launched(problem, kernels.KERNELS[name].default(problem, GPU), chosen, 1)
         assert simulation.ok and compare(problem, chosen, out, lse).ok
+
+
+@pytest.mark.parametrize("name", kernels.KERNELS)
+def test_slopes_of_0_change_no_bit(name):
+    kernel = kernels.KERNELS[name]
+    text = f"{name.split('_')[0]}-{kernel.dtypes[0]}-b2-h4x2-q13-k100-d32-causal"
+    plain, sloped = Problem.parse(text), Problem.parse(text + "-alibi")
+    config = kernel.default(sloped, GPU)
+    inputs = make_inputs(sloped, "random", 7)
+    results = []
+    for problem, slopes in ((plain, None), (sloped, np.zeros(4, np.float32)), (sloped, np.full(4, -0.0, np.float32))):
+        out, lse, simulation = launched(problem, config, replace(inputs, problem=problem, alibi_slopes=slopes), 2)
+        assert simulation.ok
+        results.append((out.tobytes(), lse.tobytes()))
+    assert results[0] == results[1] == results[2]
 
 
 @pytest.mark.parametrize("block_heads", [2, 4, 8])
