@@ -1,6 +1,7 @@
 """attention_with_kvcache on a real GPU: lengths, pages, splits, graphs that replay with other lengths, repeats bit for bit."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,8 +30,8 @@ def call(problem, inputs, convert=lambda array: array, **keywords):
     return autotune.attention_with_kvcache(
         *map(convert, (inputs.q, inputs.k, inputs.v)), cache_seqlens=convert(layout.device_lengths()),
         page_table=convert(layout.table), causal=problem.causal, window=(problem.window_left, problem.window_right),
-        sinks=convert(inputs.sinks), k_scale=convert(inputs.k_scales), v_scale=convert(inputs.v_scales),
-        return_lse=True, **keywords)
+        softcap=problem.softcap, sinks=convert(inputs.sinks), alibi_slopes=convert(inputs.alibi_slopes),
+        k_scale=convert(inputs.k_scales), v_scale=convert(inputs.v_scales), return_lse=True, **keywords)
 
 
 def verdict(problem, cupy, convert=lambda array: array, **keywords):
@@ -49,6 +50,61 @@ def test_cupy_arrays_give_the_right_result(cupy, problem):
 @pytest.mark.parametrize("problem", COVER[::4], ids=names)
 def test_torch_tensors_give_the_right_result(cupy, torch, problem):
     result = verdict(problem, cupy, to_torch(torch))
+    assert result.ok, result.message
+
+
+PACKED = [Problem.parse(text) for text in (
+    "decode-bf16-b9-h8x2-q16-k900-d64-causal-page16-packed", "decode-fp16-b5-h10x2-q300-k1500-d128-causal-left200-page64-packed",
+    "decode-bf16-b4-h16x2-q150-k700-d64-packed", "decode-bf16-b33-h6x1-q40-k300-d80-causal-sinks-page3-packed",
+    "decode-fp16-b3-h4x4-q77-k400-d192x128-causal-softcap20-packed",
+    "decode-bf16-b7-h4x2-q500-k900-d128-causal-alibi-page16-packed")]
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+@pytest.mark.parametrize("problem", PACKED, ids=names)
+def test_packed_queries_of_decodes_and_chunks_are_right(cupy, request, problem, library):
+    convert = to_torch(request.getfixturevalue("torch")) if library == "torch" else lambda array: array
+
+    def run(inputs, out, lse):
+        packed = replace(inputs, q=inputs.q[0])
+        lse[...] = cupy.from_dlpack(call(problem, packed, convert, out=convert(out[0]), check=True,
+                                         cu_seqlens_q=convert(inputs.layout.device_starts("query")))[1])
+
+    result = check_launch(run, problem, xp=cupy, sample=200)
+    assert result.ok, result.message
+
+
+def test_a_captured_mixed_batch_replays_with_other_numbers_of_queries(cupy):
+    problem = Problem.parse("decode-bf16-b4-h8x2-q60-k900-d64-causal-page16-packed")
+    inputs = make_inputs(problem, "random", 1, cupy)
+    rows = 128
+    q = make_inputs(Problem.parse(f"forward-bf16-b1-h8x2-q{rows}-k16-d64"), "random", 2, cupy).q[0]
+    cache = dict(cache_seqlens=inputs.layout.device_lengths(), page_table=inputs.layout.table, return_lse=True)
+    starts = cupy.asarray(np.array([0, 1, 41, 41, 90], np.int32))
+    others = cupy.asarray(np.array([0, 60, 61, 77, 128], np.int32))
+
+    def results(cu_seqlens_q):
+        return autotune.attention_with_kvcache(q, inputs.k, inputs.v, cu_seqlens_q=cu_seqlens_q, **cache)
+
+    wanted = [(results(each), int(each[-1])) for each in (starts, others)]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    live = starts.copy()
+    with stream:
+        stream.begin_capture()
+        out, lse = results(live)
+        graph = stream.end_capture()
+        for each, ((expected, expected_lse), count) in zip((starts, others, starts), (*wanted, wanted[0])):
+            live[...] = each
+            graph.launch(stream)
+            stream.synchronize()
+            assert (out.view("u2")[:count] == expected.view("u2")[:count]).all()
+            assert (lse[:, :count] == expected_lse[:, :count]).all()
+
+
+@pytest.mark.parametrize("text", ["decode-bf16-b3-h8x2-q40-k700-d64-causal-page16", "decode-fp32-b2-h4x2-q3-k300-d64-causal"])
+def test_many_queries_of_each_sequence_over_a_cache(cupy, text):
+    result = verdict(Problem.parse(text), cupy)
     assert result.ok, result.message
 
 
