@@ -8,6 +8,7 @@ from typing import Mapping
 from ..config import Config, Parameter, Value
 from ..gpu import Gpu
 from ..problem import Problem, Static
+from ..sequences import visible_pairs
 from .base import Field, Map, Step, resident_blocks
 from .forward import FORWARD_FIELDS, TENSORS, ForwardKernel
 from .forward_mma import PANEL
@@ -17,19 +18,21 @@ WARPGROUP_SIZE = 128
 GROUP_ROWS = 64  # query rows that a warpgroup owns: M of wgmma
 
 TASK_BYTES = 64  # what the loader tells the groups of a block
+BOX_ROWS_FIELD = Field("int", "box_rows", "of a box of K or V: the most that divide a page and a tile")
 LOADER_REGISTERS = 32  # at the least; with the 24 that setmaxnreg would take the loader spills
+PACKED_LOADER_REGISTERS = 48  # of one that looks for the sequences of its work: with 40 it spills
 
 
-def multiplier_registers(v: Mapping[str, Value], registers_per_sm: int = 65536) -> int:
+def multiplier_registers(static: Static, v: Mapping[str, Value], registers_per_sm: int = 65536) -> int:
     """What setmaxnreg can give each thread of the multiplying groups once the loader's group has handed over its own."""
-    groups = v["num_warpgroups"]
-    return min(256, (entry_registers(v, registers_per_sm) * (1 + groups) - LOADER_REGISTERS) // groups // 8 * 8)
+    groups, least = v["num_warpgroups"], PACKED_LOADER_REGISTERS if static.packed else LOADER_REGISTERS
+    return min(256, (entry_registers(v, registers_per_sm) * (1 + groups) - least) // groups // 8 * 8)
 
 
-def loader_registers(v: Mapping[str, Value], registers_per_sm: int = 65536) -> int:
+def loader_registers(static: Static, v: Mapping[str, Value], registers_per_sm: int = 65536) -> int:
     """What is left for each thread of the loader's group."""
     groups, entry = v["num_warpgroups"], entry_registers(v, registers_per_sm)
-    return min(entry, entry * (1 + groups) - groups * multiplier_registers(v, registers_per_sm))
+    return min(entry, entry * (1 + groups) - groups * multiplier_registers(static, v, registers_per_sm))
 
 
 def entry_registers(v: Mapping[str, Value], registers_per_sm: int) -> int:
@@ -59,7 +62,7 @@ def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
     take about 24 more, and 12 for each panel of a head beyond the second. Of what this lets pass, 5 % spill."""
     panels = math.ceil(max(static.head_dim, static.head_dim_v) / PANEL)
     need = v["block_n"] // 2 + static.head_dim_v // 2 + v["block_n"] // 4 + 24 + 12 * max(0, panels - 2)
-    return registers_exceeded(need, multiplier_registers(v, gpu["registers_per_sm"]))
+    return registers_exceeded(need, multiplier_registers(static, v, gpu["registers_per_sm"]))
 
 
 def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
@@ -79,6 +82,7 @@ class ForwardWgmma(ForwardKernel):
     min_arch = 90
     aligned = draws = True
     dtypes = ("bf16", "fp16")
+    sources = ("dense", "varlen", "paged")
     parameters = (
         Parameter("num_warpgroups", (1, 2, 3), "compile", "multiplying warpgroups of a block, 64 query rows each"),
         Parameter("block_heads", (1, 2, 4, 8), "compile", "query heads that share a block's rows, and K and V"),
@@ -107,6 +111,8 @@ class ForwardWgmma(ForwardKernel):
             value = getattr(problem, name)
             if value % 8 or not 16 <= value <= 256:
                 return f"{name} is {value}; it takes multiples of 8 from 16 to 256"
+        if problem.page_size % 16:
+            return f"page_size is {problem.page_size}; the copy engine takes pages of a multiple of 16 keys"
         return super().reject(problem, gpu)
 
     def target(self, gpu: Gpu) -> str:
@@ -116,26 +122,34 @@ class ForwardWgmma(ForwardKernel):
         return {"smem_bytes": smem_bytes(static, values)}
 
     def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
-        return [*super().constants(static, config), ("int", "LOADER_REGISTERS", loader_registers(config.values)),
-                ("int", "REGISTERS", multiplier_registers(config.values))]
+        return [*super().constants(static, config), ("int", "LOADER_REGISTERS", loader_registers(static, config.values)),
+                ("int", "REGISTERS", multiplier_registers(static, config.values))]
+
+    def params(self, static: Static) -> tuple[Field, ...]:
+        return super().params(static) + ((BOX_ROWS_FIELD,) if static.packed and static.kv == "paged" else ())
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
-        return {**super().operands(static, config), "wgmma_type": {"bf16": "bf16", "fp16": "f16"}[static.dtype], "qk": _multiply(config["block_n"]),
+        tiles = "aligned" if static.packed and static.kv == "paged" else "kv"
+        return {**super().operands(static, config), "tiles_header": f"lib/{tiles}_tiles.cuh",
+                "wgmma_type": {"bf16": "bf16", "fp16": "f16"}[static.dtype], "qk": _multiply(config["block_n"]),
                 "pv": _multiply(static.head_dim_v)}
 
     def maps(self, problem: Problem, config: Config) -> tuple[Map, ...]:
         unit = GROUP_ROWS // config["block_heads"], PANEL, config["block_heads"]
-        return (Map("q", *unit), Map("k", config["block_n"], PANEL),
-                Map("v", config["block_n"], PANEL), Map("out", *unit))
+        keys = math.gcd(config["block_n"], problem.page_size) if problem.packed and problem.page_size else config["block_n"]
+        return Map("q", *unit), Map("k", keys, PANEL), Map("v", keys, PANEL), Map("out", *unit)
 
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """The tile of FlashAttention-3 and -4 for Hopper (hopper/tile_size.h, flash_attn/cute/interface.py): D to 64
         192 x 128, D to 128 128 x 128, D to 192 128 x 96 (theirs is 112 without a window), above 128 x 64 (theirs, 80, spills).
 
         Where a query sees few keys, beginnings and ends of blocks count: an H200 takes half to a quarter of the time if blocks
-        go round and load the next queries early, and under a window if the heads of a group share a block."""
+        go round and load the next queries early, and under a window if the heads of a group share a block. The same holds for
+        packed sequences, and blocks of fewer queries leave fewer rows idle at their ends."""
         head_dim = max(problem.head_dim, problem.head_dim_v)
-        few_keys = problem.visible_pairs < 1024 * problem.seqlen_q
+        pairs, rows = (sum(of_each) for of_each in zip(*((visible_pairs(*lengths, problem.window_left, problem.window_right),
+                                                          lengths[0]) for lengths in problem.sequences or ((0, 0),))))
+        few_keys = pairs < 1024 * rows
         values = dict(num_warpgroups=2, block_heads=1, block_n=128 if head_dim <= 128 else 96 if head_dim <= 192 else 64,
                       num_stages=2, q_stages=1, overlap=not few_keys, ping_pong=False, rescale_slack=-1, integer_max=False, min_blocks_per_sm=1,
                       longest_first=True, head_group=4, persistent=few_keys)
@@ -148,6 +162,12 @@ class ForwardWgmma(ForwardKernel):
             values.update(num_warpgroups=3, ping_pong=True, block_n=112 if problem.softcap else 128)  # with 128, tanh spills
         elif head_dim <= 128:
             values.update(num_stages=3, rescale_slack=8)
+        if problem.packed:
+            values.update(persistent=True)
+            if head_dim > 192:
+                values.update(block_n=48)
+            if problem.mask != "window":
+                values.update(block_heads=next(heads for heads in (4, 2, 1) if problem.group % heads == 0))
         return self.config(problem.static, values)
 
     def block_queries(self, config: Config) -> int:

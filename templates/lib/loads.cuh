@@ -1,0 +1,35 @@
+// The loader's part: one thread that keeps the rings full, block after block.
+DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
+    Place<Q_STAGES> q_place;
+    Place<NUM_STAGES> k_place, v_place;
+    for (int block = block_id(); block < blocks; block = draw_block(p, blocks)) {
+        const Work work(p, block);
+        const KvTiles<BLOCK_N> tiles(Mask(p), work.query_begin, work.query_end);
+        auto load_k = [&](int tile) {
+            mbarrier_wait(rings.k.empty(k_place.stage), k_place.phase ^ 1);
+            mbarrier_arrive_expect(rings.k.full(k_place.stage), KTile::BYTES);
+            load_tile(k_tile(k_place.stage), p.k_map, rings.k.full(k_place.stage), tiles.first_key(tile), work.head_kv, work.batch, CACHE_EVICT_LAST);
+            k_place.advance();
+        };
+        mbarrier_wait(rings.q.empty(q_place.stage), q_place.phase ^ 1);
+        task_at(q_place.stage).set(0, Task{work, tiles, true});
+        mbarrier_arrive_expect(rings.q.full(q_place.stage), tiles.empty() ? 0 : NUM_WARPGROUPS * QTile::BYTES);
+        for (int group = 0; group < NUM_WARPGROUPS && !tiles.empty(); ++group)
+            load_tile(q_tile(q_place.stage, group), p.q_map, rings.q.full(q_place.stage), work.query(group * UNIT_ROWS),
+                      work.head_begin, work.batch, CACHE_EVICT_FIRST);
+        q_place.advance();
+        if (tiles.empty()) continue;
+        load_k(tiles.first());
+        for (int tile = tiles.first(); tiles.contains(tile); tile = tiles.next(tile)) {
+            if (tiles.contains(tiles.next(tile))) load_k(tiles.next(tile));  // K runs one tile ahead, as its use does
+            mbarrier_wait(rings.v.empty(v_place.stage), v_place.phase ^ 1);
+            mbarrier_arrive_expect(rings.v.full(v_place.stage), VTile::BYTES);
+            load_tile(v_tile(v_place.stage), p.v_map, rings.v.full(v_place.stage), tiles.first_key(tile), work.head_kv, work.batch, CACHE_EVICT_LAST);
+            v_place.advance();
+        }
+    }
+    if (!p.tickets) return;
+    mbarrier_wait(rings.q.empty(q_place.stage), q_place.phase ^ 1);
+    task_at(q_place.stage).set(0, Task{});
+    mbarrier_arrive(rings.q.full(q_place.stage));
+}
