@@ -137,7 +137,8 @@ class Report:
         self.cases: dict[str, dict[str, float | str]] = defaultdict(dict)  # case -> digest of config -> ratio, or what is wrong
         self.configs: dict[str, str] = {}
         self.failures: list[str] = []
-        self.refused: Counter[str] = Counter()  # of configs that the compiler made nothing of
+        self.refused: Counter[str] = Counter()  # of random configs that the compiler made nothing of
+        self.spilling: dict[str, str] = {}  # defaults that spill
         self.without_random = self.ended = self.count = 0
         self.worst = 0.0
         self.by_kernel: dict[str, list] = defaultdict(lambda: [0, 0.0])
@@ -148,13 +149,15 @@ class Report:
         """Seconds since the beginning."""
         return time.monotonic() - self.began
 
-    def add(self, unit: Unit, config: Config, verdict: object) -> None:
+    def add(self, unit: Unit, config: Config, verdict: Verdict | None, flaw: str = "") -> None:
         with self._lock:
-            if not isinstance(verdict, Verdict):
-                if config not in unit.configs[:unit.defaults]:
-                    self.refused[config.kernel] += 1
-                    return
-                verdict = Verdict(False, float("inf"), str(verdict))
+            default = config in unit.configs[:unit.defaults]
+            if flaw and default:
+                self.spilling[f"{unit.case}: {config}"] = flaw
+            if verdict is None and not default:
+                self.refused[config.kernel] += 1
+                return
+            verdict = verdict or Verdict(False, float("inf"), flaw)
             self.count += 1
             self.configs[config.digest] = config.text
             self.by_kernel[config.kernel][0] += 1
@@ -192,7 +195,8 @@ class Report:
                   "seconds": round(self.clock()), "problems": self.ended, "configs": len(self.configs),
                   "kernels": {name: {"cases": count, "worst_ratio": round(worst, 3)}
                               for name, (count, worst) in sorted(self.by_kernel.items())},
-                  "configs_that_spill_or_do_not_compile": dict(sorted(self.refused.items())), **listed}
+                  "random_configs_that_spill_or_do_not_compile": dict(sorted(self.refused.items())),
+                  "defaults_that_spill": dict(sorted(self.spilling.items())), **listed}
         if self.without_random:
             facts["problems_with_default_configs_only"] = self.without_random
         if self.ended < self.expected:

@@ -157,11 +157,11 @@ class Binaries:
         self._pool.shutdown(cancel_futures=True)
 
 
-def run(units: Iterable[Unit], binaries: Binaries | None, judges: Sequence[Callable], add: Callable[[Unit, Config, object], None],
+def run(units: Iterable[Unit], binaries: Binaries | None, judges: Sequence[Callable], add: Callable[..., None],
         end: Callable[[Unit], None], over: Callable[[], bool]) -> None:
-    """Each judge takes the next unit and its configs' binaries as they are ready. `add(unit, config, verdict)` is called from
-    many threads with a `Verdict`, or with the `CompileError` or the flaw (a text) it has none for; `end` after a unit. Units
-    whose turn comes when time is `over` are left out.
+    """Each judge takes the next unit and its configs' binaries as they are ready. `add(unit, config, verdict, flaw)` is called
+    from many threads with a `Verdict`, or None if the config was not run because of its flaw: it does not compile, or it spills
+    and is no default. `end` is called after a unit. Units whose turn comes when time is `over` are left out.
 
     Raises what a judge raised, after the others have finished their units.
     """
@@ -206,9 +206,8 @@ def _judge(judge: Callable, unit: Unit, futures: Sequence[Future | None], add: C
         try:
             binary = future.result() if future else None
         except compile.CompileError as error:
-            add(unit, config, error)
+            add(unit, config, None, str(error))
             continue
-        if binary and number >= unit.defaults and (flaw := compile.flaw(binary)):  # defaults run although they spill
-            add(unit, config, flaw[1])
-            continue
-        add(unit, config, judge(unit, config, binary))
+        flaw = compile.flaw(binary) if binary else None
+        run_it = flaw is None or number < unit.defaults  # defaults serve calls although they spill
+        add(unit, config, judge(unit, config, binary) if run_it else None, flaw[1] if flaw else "")

@@ -147,7 +147,7 @@ def test_the_cover_runs_and_is_written(monkeypatch, tmp_path, capsys):
     result = yaml.safe_load(out.read_text())
     assert code == 0 and result["summary"]["failed"] == 0 and result["summary"]["worst_ratio"] == 0.25
     # 3 kernels for the first and third, one for the odd strides of the second; a random config of each where it compiles
-    refused = result["configs_that_spill_or_do_not_compile"]
+    refused = result["random_configs_that_spill_or_do_not_compile"]
     assert result["summary"]["cases"] == 14 - sum(refused.values()) and result["problems"] == 3
     assert result["not_served"][0] == "kv varlen" and result["failures"] == []
     assert result["command"] == "python benchmarks/correctness.py --configs 1 --seed 7"
@@ -165,6 +165,15 @@ def test_wrong_results_crashes_and_errors_are_failures_and_the_rest_goes_on(monk
     assert result["summary"]["cases"] == 11 and result["summary"]["failed"] == 9 and result["summary"]["worst_ratio"] == 0.25
     assert said.count(": off") == 3 and said.count("crashed: ") == 3 and said.count("RuntimeError: an illegal address") == 3
     assert "WRONG" in capsys.readouterr().err
+
+
+def test_defaults_that_spill_are_run_and_named_and_other_configs_left_out(monkeypatch, tmp_path):
+    monkeypatch.setattr("autotune.compile.flaw", lambda binary: ("spilled", "it spills 8 bytes"))
+    out = tmp_path / "result.yaml"
+    assert main_with(monkeypatch, cases_of(1), "--configs", "1", "--seed", "7", "--out", str(out)) == 0
+    result = yaml.safe_load(out.read_text())
+    assert result["summary"]["cases"] == 3 and sum(result["random_configs_that_spill_or_do_not_compile"].values()) == 3
+    assert set(result["defaults_that_spill"].values()) == {"it spills 8 bytes"} and len(result["defaults_that_spill"]) == 3
 
 
 def test_random_configs_stop_when_their_time_is_over(monkeypatch, tmp_path):
