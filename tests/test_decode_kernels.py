@@ -21,33 +21,35 @@ def test_a_reciprocal_divides_exactly(n, divisor):
     assert magic < 2**32 and n * magic < 2**64 and n * magic >> 31 + shift == n // divisor
 
 
-def pieces_on_device(problem, config, lengths, num_splits):
-    """How many pieces pieces.cuh cuts, in its own arithmetic."""
-    tile, block_m, warps = config["block_n"], config["block_m"], config["num_warps"]
-    unsplit = problem.heads_kv * -(-problem.group * problem.seqlen_q // block_m)
-    begin = np.zeros_like(lengths) if problem.window_left is None \
-        else np.maximum(lengths - problem.seqlen_q - problem.window_left, 0)
+def pieces_on_device(problem, config, queries, lengths, num_splits):
+    """(pieces, those that have a slot), as pieces.cuh cuts them in its own arithmetic."""
+    tile, block_m, one = config["block_n"], config["block_m"], np.float32(1)
+    unsplit = problem.heads_kv * -(-problem.group * queries // block_m)
+    begin = np.zeros_like(lengths) if problem.window_left is None else np.maximum(lengths - queries - problem.window_left, 0)
     tiles = np.where(lengths > begin, -(-(lengths - begin // tile * tile) // tile), 0)
-    share = np.float32(tiles.sum() * unsplit) * (np.float32(1) / np.float32(config["pieces"]) * np.float32(1 - 1e-6))
-    share = max(warps, int(min(share, np.float32(1e9)) + np.float32(0.9999)))
-    wanted = np.minimum(num_splits, tiles) if num_splits else tiles // share
-    return int(np.clip(wanted, 1, 4096 // block_m).sum()) * unsplit
+    share = np.float32((tiles * unsplit).sum()) * (one / np.float32(config["pieces"]) * np.float32(1 - 1e-6))
+    share = max(np.float32(config["num_warps"]), share)
+    wanted = np.minimum(num_splits, tiles) if num_splits else (tiles.astype(np.float32) * (one / share)).astype(int)
+    splits = np.clip(wanted, 1, 4096 // block_m)
+    return int((splits * unsplit).sum()), int((splits * unsplit)[splits > 1].sum())
 
 
 @given(lengths=st.lists(st.integers(0, 20000), min_size=1, max_size=70), data=st.data(), queries=st.integers(1, 16),
-       heads=st.sampled_from([(1, 1), (64, 8), (28, 4)]), left=st.none() | st.integers(0, 4000), num_splits=st.integers(0, 40))
-def test_the_grid_has_room_for_whatever_the_lengths_turn_out_to_be(lengths, data, heads, queries, left, num_splits):
+       packed=st.booleans(), heads=st.sampled_from([(1, 1), (64, 8), (28, 4)]), left=st.none() | st.integers(0, 4000),
+       num_splits=st.integers(0, 40))
+def test_grid_and_slots_have_room_for_any_lengths(lengths, data, heads, queries, left, num_splits, packed):
     problem = Problem(op="decode", batch=len(lengths), heads_q=heads[0], heads_kv=heads[1], seqlen_q=queries, seqlen_k=20000,
                       head_dim=64, window_left=left, window_right=None if left is None else 0)
     values = {p.name: data.draw(st.sampled_from(p.values)) for p in KERNEL.parameters if not p.derived}
     config = KERNEL.config(problem.static, values)
     launches = KERNEL.launches(problem, config, uniform=False, num_splits=num_splits)
-    pieces = pieces_on_device(problem, config, np.array(lengths), num_splits)
-    assert pieces <= launches.grid
-    if pieces > launches.grid - 1 and launches.slots == 0:
-        assert pieces == len(lengths) * problem.heads_kv * -(-problem.group * queries // values["block_m"])
-    if launches.slots:  # a piece's number is its slot
-        assert launches.slots == launches.grid and bool(launches.combine) != bool(launches.tickets)
+    each = np.full(len(lengths), queries)
+    if packed:
+        each = np.array(data.draw(st.lists(st.integers(0, queries), min_size=len(lengths), max_size=len(lengths))))
+    pieces, slots = pieces_on_device(problem, config, each, np.array(lengths), num_splits)
+    assert pieces <= launches.grid and slots <= launches.slots <= launches.grid
+    assert launches.slots <= values["pieces"] or num_splits
+    assert not launches.slots or bool(launches.combine) != bool(launches.tickets)
 
 
 @given(batch=st.integers(1, 300), length=st.integers(1, 200000), data=st.data())

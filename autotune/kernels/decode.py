@@ -168,7 +168,8 @@ class DecodeKernel(Kernel):
                        *page_reciprocals[page_size], *group_reciprocal, num_splits, pieces, *scale_strides,
                        v_scale, *softcap)
             split = splits > 1
-            return Launches(grid, batch * unsplit if split and combines else 0, grid if split else 0, min(rows, block_rows),
+            slots = 0 if not split else grid if num_splits else min(grid, pieces)
+            return Launches(grid, batch * unsplit if split and combines else 0, slots, min(rows, block_rows),
                             batch * unsplit if split and not combines else 0, num_splits, scalars)
 
         return bound

@@ -44,7 +44,7 @@ DEVICE void finish(const Params& p, const Rows& rows, int row, int column, const
 template <int THREADS> DEVICE void merge_splits(const Params& p, const Rows& rows, const Cut& cut, u32 smem, int smem_bytes) {
     const Workspace workspace(p);
     const SharedArray<float> statistics{smem};
-    const int stride = unsplit_pieces(p, cut.queries.count), first = cut.first_piece + rows.unsplit;  // slots of the splits
+    const int stride = unsplit_pieces(p, cut.queries.count), first = cut.first_slot + rows.unsplit;  // slots of the splits
     const int statistics_bytes = round_up(cut.splits * rows.count * 8, 16), slot_bytes = rows.count * HEAD_DIM_V * 4;
     const int at_once = min_of(quotient(smem_bytes - statistics_bytes, slot_bytes), cut.splits);
     const u32 slots = smem + statistics_bytes;

@@ -3,8 +3,8 @@
 // The rows of one key/value head are packed: row r is query r / group of head r % group in the group, so that all of them
 // share K and V; a block takes BLOCK_M of them. The tiles of BLOCK_N keys that a sequence's queries see are cut into splits of
 // nearly equal size, about p.pieces over all sequences and heads, in proportion to their lengths. Neighbouring blocks
-// work on neighbouring heads of the same keys, because a cache keeps heads side by side. A piece's number is also its slot
-// in the workspace.
+// work on neighbouring heads of the same keys, because a cache keeps heads side by side. Pieces of sequences that are split have
+// slots in the workspace, in order: about p.pieces, however many sequences there are.
 //
 // Where p.query_starts says how many queries each sequence has, they stand packed, one sequence after the other. A sequence
 // without queries has no pieces, and neither has one of more than p.seqlen_q: that is another kernel's.
@@ -25,7 +25,7 @@ struct Cut {
     int batch, length;
     Queries queries;
     int splits;
-    int first_piece;  // of the sequence
+    int first_piece, first_slot;  // of the sequence
 };
 
 template <typename T> DEVICE T total_in_warp(T x) {
@@ -85,13 +85,13 @@ template <typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
         work += i64(tile_count(p, queries, length_of(p, batch))) * unsplit_pieces(p, queries);
     }
     const float share = tile_share(p, total_in_warp(work));
-    int before = 0;
+    int before = 0, slots_before = 0;
 #pragma unroll 1
     for (int batch = lane_id(); batch - lane_id() < p.batch; batch += WARP_SIZE) {
         const int length = batch < p.batch ? length_of(p, batch) : 0;
         const Queries queries = batch < p.batch ? queries_of(p, batch) : Queries{0, 0};
         const int splits = split_count(p, tile_count(p, queries.count, length), share);
-        const int pieces = splits * unsplit_pieces(p, queries.count);
+        const int pieces = splits * unsplit_pieces(p, queries.count), slots = splits > 1 ? pieces : 0;
         int through = before + pieces;
 #pragma unroll
         for (int distance = 1; distance < WARP_SIZE; distance *= 2) {
@@ -101,17 +101,19 @@ template <typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
         const int lane = total_in_warp(int(!passed(batch, through)));  // it holds from one lane on
         if (lane < WARP_SIZE)
             return {shuffle(batch, lane), shuffle(length, lane), {shuffle(queries.begin, lane), shuffle(queries.count, lane)},
-                    shuffle(splits, lane), shuffle(through - pieces, lane)};
+                    shuffle(splits, lane), shuffle(through - pieces, lane),
+                    slots_before + total_in_warp(lane_id() < lane ? slots : 0)};
         before = shuffle(through, WARP_SIZE - 1);
+        slots_before += total_in_warp(slots);
     }
-    return {p.batch, 0, {0, 0}, 1, before};
+    return {p.batch, 0, {0, 0}, 1, before, slots_before};
 }
 
 // The cut of a piece, or of a sequence. Where all have p.seqlen_k keys and p.seqlen_q queries the host has counted the splits.
 DEVICE bool uniform(const Params& p) { return !p.lengths && !p.query_starts; }
 DEVICE Cut uniform_cut(const Params& p, int batch) {
-    return {min_of(batch, p.batch), p.seqlen_k, {0, p.seqlen_q}, p.num_splits,
-            batch * p.num_splits * unsplit_pieces(p, p.seqlen_q)};
+    const int first = batch * p.num_splits * unsplit_pieces(p, p.seqlen_q);
+    return {min_of(batch, p.batch), p.seqlen_k, {0, p.seqlen_q}, p.num_splits, first, first};
 }
 DEVICE Cut cut_of_piece(const Params& p, int piece) {
     return uniform(p) ? uniform_cut(p, quotient(piece, p.num_splits * unsplit_pieces(p, p.seqlen_q)))
