@@ -72,6 +72,19 @@ def test_a_mixed_batch_has_two_parts(gpu):
     assert [launch["kernel"] for launch in gpu.calls] == [few.kernel.name, many.kernel.name]
 
 
+def test_what_is_named_can_be_prepared_for_a_capture(gpu):
+    (_, k, v), cache = paged(pages=400)
+    call = (random((41, 8, 64)), k, v), dict(cache, cu_seqlens_q=Tensor(np.array([0, 40, 41], np.int32)))
+    gpu.capturing = True
+    with pytest.raises(AttentionError, match="call autotune.prepare"):
+        autotune.attention_with_kvcache(*call[0], **call[1])
+    gpu.capturing = False
+    autotune.prepare([part.problem for part in autotune.explain_with_kvcache(*call[0], **call[1]).parts], 0)
+    gpu.capturing = True
+    autotune.attention_with_kvcache(*call[0], **call[1])
+    assert len(gpu.calls) == 2
+
+
 def test_what_no_decode_kernel_takes_is_one_part(gpu):
     arrays, cache = paged()
     small = [Tensor(x.array[..., :12]) for x in arrays]
