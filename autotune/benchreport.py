@@ -17,9 +17,9 @@ HEADER = """\
 """
 
 DECODE_HEADER = """\
-# Of decode steps, tb_per_s counts keys and values, tokens_per_s the queries of one layer. read is a kernel that only reads as many
-# bytes, timed like the others; read_share is the share of its bandwidth that ours reaches, least_read_share the least of caches of
-# 200 MB and more. e4m3_speed and paged_speed are our speed over a cache / over the same keys in 16 bits, or not in pages.
+# Of decode steps, tb_per_s counts keys and values, tokens_per_s the queries of one layer. read is a kernel that only reads as
+# many bytes, timed like the others; read_share is the share of its bandwidth that ours reaches, least_read_share the least of
+# caches of 200 MB and more. e4m3_speed and paged_speed are our speed over a cache / over the same keys in 16 bits, or not paged.
 """
 
 

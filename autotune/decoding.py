@@ -25,7 +25,7 @@ def params(launches: Launches, pointers: Mapping[str, int], strides: Mapping[str
 
 
 def strides_of(layout, arrays: Mapping[str, object]) -> dict[str, Sequence[int]]:
-    """For `params`: strides of q, k, v and out, given by name, and of their lse without gaps. Packed queries have none by batch."""
+    """For `params`: strides of q, k, v and out, given by name, and of their lse without gaps. By batch packed queries have 0."""
     outer, rows = layout.rows
     strides = {name: [stride // array.itemsize for stride in array.strides[:3]] for name, array in arrays.items()}
     if layout.problem.packed:

@@ -116,8 +116,8 @@ LAYERS = [  # a module may import its own layer and those before it, at the top 
     {"records", "dbfile", "database", "render", "compile", "launch", "listing", "measure", "numerics", "inputs", "reference",
      "check", "arrays", "peers", "tensormap", "binding", "decoding", "readfloor", "layout", "strides"},
     {"lookup"},
-    {"arguments", "cachechecks", "cachecall", "plans", "attention", "kvcache", "explain", "explaincache", "build", "tuner", "doctor",
-     "verify", "why", "bench", "benchrun", "benchreport", "benchplot"},
+    {"arguments", "cachechecks", "cachecall", "plans", "attention", "kvcache", "explain", "explaincache", "build", "tuner",
+     "doctor", "verify", "why", "bench", "benchrun", "benchreport", "benchplot"},
     {"commands"},
     {"cli"},
 ]

@@ -58,7 +58,8 @@ def test_decode_says_how_keys_are_cut():
     assert "with cache_seqlens: keys of each sequence are cut on the device" in lengths
     problem = Problem.parse("decode-bf16-b1024-h32x8-q1-k64-d128-page16")
     config = KERNELS["decode_mma"].default(problem, GPU)
-    assert dict(why.lines(Match(config, "default", "predicted", problem, GPU)))["splits"].startswith("keys are not cut: 8192 blocks")
+    said = dict(why.lines(Match(config, "default", "predicted", problem, GPU)))
+    assert said["splits"].startswith("keys are not cut: 8192 blocks")
     config = KERNELS["decode_mma"].config(problem.static, {**config.values, "last_block_merges": False})
     long = Problem.parse("decode-bf16-b1-h32x8-q1-k65536-d128-page16")
     assert "a second kernel of 8 blocks merges" in dict(why.lines(Match(config, "default", "predicted", long, GPU)))["splits"]
