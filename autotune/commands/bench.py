@@ -1,6 +1,7 @@
 """Times problems on the GPU: how fast, how near to the roofline, how much memory, which kernel ran; beside other libraries.
 
 All run in one process on the same inputs by turns, timed by the same code, and each result is checked before it is timed.
+Decode steps also stand beside a kernel that only reads their cache, which none can beat.
 Peers: sdpa-flash and sdpa-cudnn (torch's scaled_dot_product_attention), fa3 and fa4 (FlashAttention-3 and -4). Without
 --against, those that are installed take part; with it, a problem that none of the named can compute is left out.
 """
