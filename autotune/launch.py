@@ -16,6 +16,7 @@ import ctypes
 import struct
 import threading
 
+from . import dependent
 from .kernels.base import Step
 
 PARAMS_LIMIT_BYTES = 4096  # of a kernel's parameters, on every arch and driver
@@ -52,9 +53,9 @@ class Bound:
 
     __slots__ = ("entry", "block", "smem_bytes", "handle", "context", "_launch", "_current", "_set_current")
 
-    def __init__(self, entry: str, block: int, smem_bytes: int, handle: int, context: int, driver):
+    def __init__(self, entry: str, block: int, smem_bytes: int, handle: int, context: int, driver, launch):
         self.entry, self.block, self.smem_bytes, self.handle, self.context = entry, block, smem_bytes, handle, context
-        self._launch, self._current, self._set_current = driver.launchKernel, driver.ctxGetCurrent, driver.ctxSetCurrent
+        self._launch, self._current, self._set_current = launch, driver.ctxGetCurrent, driver.ctxSetCurrent
 
     def launch(self, grid: int, stream: int, packer: struct.Struct, fields) -> None:
         """Launches `grid` blocks on `stream` (a cudaStream_t as int; 0 is the legacy default stream) with `fields` packed as
@@ -95,7 +96,7 @@ class Loaded:
         self._modules: list[int] = []
         self._handles: dict[tuple[str, int], int] = {}
         self._largest: dict[int, int] = {}  # function handle -> dynamic shared memory it may ask for
-        self._bound: dict[tuple[str, int, int, int], Bound] = {}
+        self._bound: dict[tuple, Bound] = {}
         self.context = self._in_context(self._driver.ctxGetCurrent)
 
     def bound(self, step: Step) -> Bound:
@@ -119,7 +120,7 @@ class Loaded:
             if modules:
                 self._in_context(lambda: [self._driver.moduleUnload(module) for module in modules])
 
-    def _bind(self, entry: str, block: int, smem_bytes: int, carveout: int) -> Bound:
+    def _bind(self, entry: str, block: int, smem_bytes: int, carveout: int, early: bool) -> Bound:
         driver = self._driver
         handle = self._handles.get((entry, carveout))
         if handle is None:
@@ -135,7 +136,8 @@ class Loaded:
         if smem_bytes > self._largest.get(handle, DEFAULT_SMEM_BYTES):
             driver.funcSetAttribute(handle, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem_bytes)
             self._largest[handle] = smem_bytes
-        return Bound(entry, block, smem_bytes, handle, self.context, driver)
+        launch = dependent.launcher(driver) if early else driver.launchKernel
+        return Bound(entry, block, smem_bytes, handle, self.context, driver, launch)
 
     def _in_context(self, action):
         """`action()` with this device current, translated errors, and the caller's device restored."""
@@ -178,8 +180,8 @@ def current_device() -> int:
         raise LaunchError(f"there is no current CUDA device: {error}", getattr(error, "status", 0)) from error
 
 
-def _bound_key(step: Step) -> tuple[str, int, int, int]:
-    return step.entry, step.block, step.smem_bytes, step.carveout
+def _bound_key(step: Step) -> tuple[str, int, int, int, bool]:
+    return step.entry, step.block, step.smem_bytes, step.carveout, step.dependent
 
 
 def _cupy():

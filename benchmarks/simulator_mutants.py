@@ -48,6 +48,7 @@ CASES: dict[str, tuple[tuple[str, dict], ...]] = {
          dict(block_m=64, num_warps=4, block_n=32, num_stages=1, q_in_registers=True)),
         ("forward-bf16-b1-h2x1-q100-k300-d64",
          dict(block_m=128, num_warps=4, block_n=32, num_stages=2, q_in_registers=True, overlap=True)),
+        ("forward-fp16-b1-h2x1-q100-k300-d64-causal-alibi", dict(block_m=64, num_warps=4, block_n=48, num_stages=2, turing=True)),
     ),
     "forward_wgmma": (
         ("forward-bf16-b1-h2x1-q150-k300-d64-causal",
@@ -77,10 +78,10 @@ REASONS: dict[tuple[str, str], str] = {
         "before a ring's buffer is filled again: ldmatrix and mma, by which it was read, are done by all lanes as one",
 }
 
-CALLS = ("sync_block", "sync_warp", "copy_async_commit", "copy_async_wait", "named_barrier_sync", "named_barrier_arrive",
-         "mbarrier_init", "mbarrier_init_fence", "mbarrier_arrive", "mbarrier_arrive_expect", "mbarrier_wait",
+CALLS = ("sync_block", "sync_warp", "copy_async_commit", "copy_async_wait", "close_copies", "wait_for_copies",
+         "named_barrier_sync", "named_barrier_arrive", "mbarrier_init", "mbarrier_init_fence", "mbarrier_arrive", "mbarrier_arrive_expect", "mbarrier_wait",
          "fence_async_proxy", "wgmma_fence", "wgmma_commit", "wgmma_wait", "tma_store_commit", "tma_store_wait_read",
-         "fence_device")
+         "fence_device", "wait_for_dependencies")
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,8 @@ def _edits(source: str, begin: int) -> Iterator[tuple[int, int, str, str]]:
     for name in CALLS:
         for match in re.finditer(rf"\b{name}\b(?=[<(])", source[begin:]):
             start = begin + match.start()
-            if source[source.rfind("\n", 0, start) + 1:start].lstrip().startswith("//"):
+            before = source[source.rfind("\n", 0, start) + 1:start]
+            if before.lstrip().startswith("//") or before.endswith("DEVICE void "):  # a remark, or its definition
                 continue
             opening = source.index("(", start)
             end = _closing(source, opening)
@@ -142,7 +144,7 @@ def _edits(source: str, begin: int) -> Iterator[tuple[int, int, str, str]]:
 
 
 def _variants(name: str, call: str, arguments: list[str]) -> Iterator[tuple[str, str]]:
-    if name in ("copy_async_wait", "wgmma_wait"):
+    if name in ("copy_async_wait", "wait_for_copies", "wgmma_wait"):
         pending = re.match(rf"{name}<(.*?)>\(", call).group(1)
         yield "for one group less", call.replace(f"<{pending}>", f"<({pending}) + 1>", 1)
     if name == "mbarrier_wait":
@@ -217,7 +219,7 @@ def hunt(mutant: Mutant, kernel: str) -> Outcome:
 def kind_of(message: str) -> str:
     """The kind of a finding, or "wrong result", from what a verdict says."""
     finding = re.match(r"(race|uninitialised read|out of bounds|misaligned|deadlock|barrier misuse|register hazard|tickets|"
-                       r"undefined behaviour|crash|timeout|not simulated)\b", message)
+                       r"dependency|undefined behaviour|crash|timeout|not simulated)\b", message)
     return finding.group() if finding else "wrong result"
 
 

@@ -11,11 +11,12 @@ from importlib import import_module
 from types import SimpleNamespace
 
 import fake_decode
+import fake_varlen
 import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 
-from autotune import arrays, launch, plans, tensormap, tickets
+from autotune import arrays, dependent, launch, plans, tensormap, tickets
 from autotune.gpu import by_name
 from autotune.kernels import KERNELS
 from autotune.kernels.base import params_format
@@ -149,7 +150,7 @@ class FakeGpu(FakeCuda):
         params = dict(zip((field.name for field in fields), values))
         self.calls.append({"kernel": kernel.name, **params})
         if self.compute:
-            attends = {"lengths": fake_decode.attend, "cache_seqlens": fake_decode.attend_pages}
+            attends = {"lengths": fake_decode.attend, "cache_seqlens": fake_decode.attend_pages, "cu_seqlens_k": _attend_packed}
             next((attend for name, attend in attends.items() if name in params), _attend)(params, *self.compute)
 
     compute = None  # (dtype name, head_dim, head_dim_v), which the real kernel has compiled in
@@ -233,6 +234,10 @@ def _attend(p, dtype_name, head_dim, head_dim_v):
             lse[...] = (np.log(total) + np.where(np.isinf(top), 0, top))[..., 0]
 
 
+def _attend_packed(p, *compiled):
+    fake_varlen.attend(p, *compiled, _attend, decode_map)
+
+
 @pytest.fixture(name="gpu")
 def fake_gpu(monkeypatch):
     """A fake GPU under the real attention(): lookup, plans, packing and launch are the real ones."""
@@ -253,11 +258,12 @@ def install(monkeypatch):
     monkeypatch.setattr(launch, "_cupy", lambda: (fake, fake))
     monkeypatch.setattr(launch, "_loaded", {})
     monkeypatch.setattr(tensormap, "_encoder", lambda: encode_map)
+    monkeypatch.setattr(dependent, "_driver_launch", lambda: fake.launchKernelEx)
     monkeypatch.setitem(arrays.LIBRARIES, Tensor, library)
     fake.capturing = False
     monkeypatch.setattr(arrays, "is_capturing", lambda stream: fake.capturing)
     for module in (plans, import_module("autotune.attention"), import_module("autotune.explain"),
-                   import_module("autotune.explaincache")):
+                   import_module("autotune.explaincache"), import_module("autotune.explainvarlen")):
         monkeypatch.setattr(module, "detect", lambda device=0: GPU)
     fake.built = []
 

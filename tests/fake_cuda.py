@@ -8,6 +8,19 @@ class FakeError(RuntimeError):
     status = 701
 
 
+class LaunchAttribute(ctypes.Structure):
+    """cuda.h's CUlaunchAttribute."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60)]
+
+
+class LaunchConfig(ctypes.Structure):
+    """cuda.h's CUlaunchConfig."""
+
+    _fields_ = [("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("smem_bytes", ctypes.c_uint),
+                ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(LaunchAttribute)), ("count", ctypes.c_uint)]
+
+
 class FakeCuda:
     """Stands for CuPy's driver and runtime: counts calls, copies parameters at launch as the real one does."""
 
@@ -17,7 +30,7 @@ class FakeCuda:
 
     def __init__(self):
         self.device, self.thread, self.launches, self.attributes, self.unloaded = 0, threading.local(), [], [], []
-        self.modules, self.fail, self.params = [], None, b""
+        self.modules, self.fail, self.params, self.dependent = [], None, b"", 0
 
     def getDevice(self):
         return self.device
@@ -59,3 +72,18 @@ class FakeCuda:
             raise FakeError("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: too many resources")
         pointer = ctypes.c_void_p.from_address(arguments[9]).value
         self.launches.append((self.ctxGetCurrent(), *arguments[:9], ctypes.string_at(pointer, 1024)))
+
+    def launchKernelEx(self, config, function, params, extra):
+        """Stands for the driver's, which is called through ctypes."""
+        config = LaunchConfig.from_buffer_copy(config._obj)
+        assert [(a.id, a.value) for a in config.attributes[:config.count]] == [(6, 1)] and extra is None
+        try:
+            self.launchKernel(function.value, *config.grid, *config.block, config.smem_bytes, config.stream or 0, params.value, 0)
+        except FakeError as error:
+            return error.status
+        self.dependent += 1
+        return 0
+
+    def check_status(self, status):
+        if status:
+            raise FakeError("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: too many resources")

@@ -7,18 +7,19 @@ from types import SimpleNamespace
 import pytest
 from fake_cuda import FakeCuda
 
-from autotune import launch as launching
+from autotune import dependent, launch as launching
 from autotune.kernels import KERNELS
 from autotune.kernels.base import Field, Step, params_bytes, params_format
 from autotune.launch import PARAMS_LIMIT_BYTES, LaunchError, load, ready
 from autotune.problem import Problem
 
 
-@pytest.fixture
-def cuda(monkeypatch):
+@pytest.fixture(name="cuda")
+def fake_cuda(monkeypatch):
     fake = FakeCuda()
     monkeypatch.setattr(launching, "_cupy", lambda: (fake, fake))
     monkeypatch.setattr(launching, "_loaded", {})
+    monkeypatch.setattr(dependent, "_driver_launch", lambda: fake.launchKernelEx)
     fake.setDevice(0)
     return fake
 

@@ -114,7 +114,7 @@ LAYERS = [  # a module may import its own layer and those before it, at the top 
     RECORDS,
     {"kernels", "tables", "models", "workloads", "hfconfig"},
     {"records", "dbfile", "database", "render", "compile", "launch", "listing", "measure", "numerics", "inputs", "reference",
-     "check", "arrays", "peers", "tensormap", "binding", "decoding", "readfloor", "layout", "strides"},
+     "check", "arrays", "peers", "tensormap", "binding", "decoding", "readfloor", "layout", "strides", "dependent"},
     {"lookup"},
     {"arguments", "cachechecks", "cachecall", "plans", "attention", "kvcache", "explain", "explaincache", "build", "tuner",
      "doctor", "verify", "why", "bench", "benchrun", "benchreport", "benchplot"},

@@ -72,6 +72,7 @@ class Step(NamedTuple):
     smem_bytes: int
     carveout: int = -1  # percent of the SM's L1 to set aside as shared memory; -1: the driver's choice
     blocks_per_sm: int = 0  # above 0: launch at most this many for each SM, and blocks draw the rest of the grid
+    dependent: bool = False  # may be put in place before the kernels before it have ended: it waits for them itself (sm_90)
 
 
 Rule = Callable[[Static, Mapping[str, Value], Gpu], "str | None"]

@@ -19,6 +19,7 @@ STATISTICS_BYTES = 4096 * 8  # maximum and sum of every split and row
 
 LATENCY_US = 0.8  # of a load from HBM
 LAUNCH_US = 2.5  # of a kernel in a graph, from the end of the one before
+DEPENDENT_LAUNCH_US = 1.2  # the same if it is in place by then, and only waits for what that has written: an estimate
 
 
 def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
@@ -34,6 +35,12 @@ def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
 def conversion(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
     if static.kv_dtype == "e4m3" and not v["q_in_registers"]:
         return "with an e4m3 cache Q is converted in registers, so q_in_registers must be true"
+    return None
+
+
+def dependence(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    if v["dependent_launch"] and gpu.arch < 90:
+        return f"dependent_launch needs compute capability 9.0, the GPU has {gpu.arch / 10}"
     return None
 
 
@@ -77,13 +84,15 @@ class DecodeMma(DecodeKernel):
         Parameter("q_in_registers", (True, False), "compile", "keep Q in registers; no barrier before the first tile"),
         Parameter("l2_prefetch", (128, 256), "compile", "bytes that a 16-byte copy has L2 fetch"),
         Parameter("min_blocks_per_sm", (1, 2, 3, 4), "compile", "blocks per SM that the register allocator makes room for"),
+        Parameter("dependent_launch", (False, True), "compile", "put blocks in place while the kernel before still runs",
+                  absent=False),
         Parameter("smem_bytes", (), "compile", "dynamic shared memory that the launch requests", derived=True),
         Parameter("pieces", (64, 96, 128, 132, 192, 216, 256, 264, 396, 512, 528, 768, 792, 1024, 1056, 1584, 2112, 3168, 4096),
                   "launch",
                   "about how many blocks share the work"),
         Parameter("last_block_merges", (True, False), "launch", "the last block to arrive merges splits, not a second kernel"),
     )
-    rules = (conversion, shared_memory, registers)
+    rules = (dependence, conversion, shared_memory, registers)
     fields = DECODE_FIELDS
 
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -98,6 +107,13 @@ class DecodeMma(DecodeKernel):
     def derive(self, static: Static, values: Mapping[str, Value]) -> dict[str, Value]:
         return {"smem_bytes": smem_bytes(static, values)}
 
+    def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
+        return [constant for constant in super().constants(static, config) if constant[1] != "DEPENDENT_LAUNCH"]
+
+    def operands(self, static: Static, config: Config) -> dict[str, object]:
+        """`dependent_launch` is none of the constants: before sm_90 the source must not name its instructions."""
+        return {**super().operands(static, config), "dependent_launch": config["dependent_launch"]}
+
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """As many bytes in flight as an SM can hold with room to spare (notes on Little's law: 25 KB are the least for an
         H200, 40 KB good), and two pieces for each block that is resident."""
@@ -107,7 +123,8 @@ class DecodeMma(DecodeKernel):
             values = dict(block_m=block_m, block_n=16, num_warps=num_warps, num_stages=num_stages,
                           q_in_registers=problem.kv_dtype == "e4m3"
                           or block_m == 16 and problem.head_dim + problem.head_dim_v <= 384,
-                          l2_prefetch=128, min_blocks_per_sm=blocks, pieces=256 if small else 1024, last_block_merges=True)
+                          l2_prefetch=128, min_blocks_per_sm=blocks, dependent_launch=gpu.arch >= 90,
+                          pieces=256 if small else 1024, last_block_merges=True)
             config = self.config(problem.static, values)
             if self.illegal(problem.static, config, gpu) is None:
                 break
@@ -125,9 +142,10 @@ class DecodeMma(DecodeKernel):
     def plan(self, problem: Problem, config: Config) -> list[Step]:
         """The pieces, and their merger if any block of it is needed."""
         launches = self.launches(problem, config)
-        steps = [Step(self.name, launches.grid, config["num_warps"] * WARP_SIZE, config["smem_bytes"])]
+        dependent = config["dependent_launch"]
+        steps = [Step(self.name, launches.grid, config["num_warps"] * WARP_SIZE, config["smem_bytes"], dependent=dependent)]
         if not config["last_block_merges"]:
-            steps.append(Step("decode_combine", launches.combine, COMBINE_THREADS, COMBINE_BYTES))
+            steps.append(Step("decode_combine", launches.combine, COMBINE_THREADS, COMBINE_BYTES, dependent=dependent))
         return steps
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
@@ -143,9 +161,10 @@ class DecodeMma(DecodeKernel):
         bytes_read = problem.compulsory_bytes * (1 + 0.1 * (row_tiles(problem, config["block_m"]) - 1))
         rounds = launches.grid / (gpu.sms * resident)
         tail = 1 + 0.1 * (math.ceil(rounds) / rounds - 1) if rounds > 1 else 1 + 0.1 * max(0.0, 1 - launches.grid / gpu.sms)
+        launch_us = DEPENDENT_LAUNCH_US if config["dependent_launch"] else LAUNCH_US
         merging = 0.0
         if launches.slots:
             splits = launches.grid / (problem.batch * problem.heads_kv * row_tiles(problem, config["block_m"]))
-            merging = LATENCY_US + 0.02 * splits + (LAUNCH_US if launches.combine else LATENCY_US)
+            merging = LATENCY_US + 0.02 * splits + (launch_us if launches.combine else LATENCY_US)
             bytes_read += 2 * launches.slots * launches.rows * problem.head_dim_v * 4
-        return LAUNCH_US + 2 * LATENCY_US + bytes_read / bandwidth * tail + merging
+        return launch_us + 2 * LATENCY_US + bytes_read / bandwidth * tail + merging

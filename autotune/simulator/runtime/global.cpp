@@ -60,6 +60,9 @@ void check_global(const void* pointer, int bytes, int alignment, bool writes, in
     const u8* address = static_cast<const u8*>(pointer);
     const char* verb = writes ? "writes" : "reads";
     const Buffer* b = address ? nearest_buffer(address) : nullptr;
+    if (too_early())
+        fatal("dependency", line, format("%s %s %s before it has waited for the kernels before this one", name_of(*self).c_str(), verb,
+                                         describe_global(pointer, bytes).c_str()));
     if (!b || address < b->begin || address + bytes > b->begin + b->bytes)
         fatal("out of bounds", line, format("%s %s %d bytes at %s", name_of(*self).c_str(), verb, bytes,
                                             describe_global(pointer, bytes).c_str()));

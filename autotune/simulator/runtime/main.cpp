@@ -5,7 +5,8 @@
 //   guard OFFSET BYTES                  whole pages that must not be touched
 //   buffer NAME OFFSET BYTES MASK WRITABLE    an array, and the offset of its mask
 //   seed NUMBER
-//   step ENTRY GRID BLOCK SMEM_BYTES OFFSET    a launch; its Params stand at OFFSET of the file
+//   step ENTRY GRID BLOCK SMEM_BYTES DEPENDENT OFFSET    a launch; its Params stand at OFFSET of the file, and if DEPENDENT is
+//                                                        not 0 it may begin before those before it have ended
 //
 // Findings go to standard output, a line each: kind TAB line TAB address of the instruction or 0 TAB message. The last line of
 // a completed simulation is "done".
@@ -88,6 +89,9 @@ static void on_fault(int signal, siginfo_t* info, void* context) {
         fatal("undefined behaviour", line, format("%s computes what C++ does not define", name_of(*self).c_str()));
     if (signal == SIGFPE) fatal("undefined behaviour", line, format("%s divides by zero", name_of(*self).c_str()));
     if (in_stack_guard(address, &owner)) fatal("crash", line, format("the stack of thread %d is full", owner));
+    if (hidden(address))
+        fatal("dependency", line, format("%s uses a pointer to %s before it has waited for the kernels before this one",
+                                         name_of(*self).c_str(), describe_global(address, 1).c_str()));
     fatal("out of bounds", line, format("%s uses a pointer to %s", name_of(*self).c_str(), describe_global(address, 1).c_str()));
 }
 
@@ -155,7 +159,7 @@ static void run_job() {
     while (std::getline(std::cin, text)) {
         std::istringstream words(text);
         std::string what, name;
-        u64 a = 0, b = 0, c = 0, d = 0;
+        u64 a = 0, b = 0, c = 0, d = 0, e = 0;
         words >> what;
         if (what == "memory") {
             words >> name >> a >> b;
@@ -170,8 +174,9 @@ static void run_job() {
             words >> a;
             set_seed(a);
         } else if (what == "step") {
-            words >> name >> a >> b >> c >> d;
-            launch(name, int(a), int(b), u32(c), memory + d);
+            words >> name >> a >> b >> c >> d >> e;
+            set_dependent(d != 0);
+            launch(name, int(a), int(b), u32(c), memory + e);
         }
     }
 }

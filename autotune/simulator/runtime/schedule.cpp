@@ -67,7 +67,7 @@ static void deadlock();
 static Thread* choose() {
     for (;;) {
         if ((budget > 0 && block.warp[current_warp].ready) || choose_warp()) break;
-        if (!land_one()) deadlock();
+        if (!land_one() && !end_dependencies()) deadlock();
     }
     Warp& warp = block.warp[current_warp];
     u32 turn = chance.below(WARP), ready = warp.ready >> turn | u32(u64(warp.ready) << (WARP - turn));
@@ -167,6 +167,7 @@ static std::string waits_for(const Thread& t) {
         }
         case Wait::mbarrier: return describe_mbarrier(t.wait_object, t.wait_parity);
         case Wait::multiply: return "waits for a multiply that not all warps of its warpgroup have started";
+        case Wait::dependencies: return "waits for the kernels before this one";
         case Wait::finished: return "has finished";
     }
     return "";
@@ -228,6 +229,7 @@ void start_block(int id, int threads, u32 smem_bytes) {
     reset_bulk_copies();
     reset_bulk_stores();
     reset_multiplies();
+    reset_dependencies();
     for (Barrier& b : barriers) b = Barrier{}, b.clock = order_empty();
 }
 
@@ -239,6 +241,7 @@ void run_block(void (*body)()) {
     self = choose();
     switch_fiber(&main_stack, self->stack_pointer);
     while (land_copy()) {}
+    finish_dependencies();
     if (int count = bulk_copies_in_flight())
         finding("race", 0, format("the block ended while %d copies into its shared memory were under way", count));
     if (int count = bulk_stores_in_flight())

@@ -7,7 +7,7 @@
 
 namespace sim {
 
-enum class Wait { none, collective, barrier, mbarrier, multiply, finished };
+enum class Wait { none, collective, barrier, mbarrier, multiply, dependencies, finished };
 
 struct Warp;
 struct Thread {
@@ -88,6 +88,14 @@ bool land_bulk_store();
 bool land_multiply();
 int bulk_copies_in_flight();
 int bulk_stores_in_flight();
+
+// Kernels before this one that may still run (dependency.cpp).
+void set_dependent(bool yes);       // whether those that follow are such launches
+void reset_dependencies();
+bool end_dependencies();            // lets those kernels end; false if no thread waits for that
+void finish_dependencies();         // at the end of a block
+bool too_early();                   // whether this thread must not touch an array yet
+bool hidden(const void* address);   // whether plain pointers to this part of an array fail because of that
 
 void wake(Thread& thread);
 void set_waiting(Thread& thread, Wait wait, u32 object, u32 parity, int line);

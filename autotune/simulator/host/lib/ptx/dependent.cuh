@@ -1,0 +1,5 @@
+// Twin of lib/ptx/dependent.cuh.
+
+DEVICE void wait_for_dependencies(AT) { sim::wait_for_dependencies(line); }
+DEVICE void wait_for_dependencies(const void*, const void*, int, AT) { sim::wait_for_dependencies(line); }
+DEVICE void launch_dependents() {}  // the next kernel begins when this one has ended
