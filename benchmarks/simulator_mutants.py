@@ -79,7 +79,8 @@ REASONS: dict[tuple[str, str], str] = {
 }
 
 CALLS = ("sync_block", "sync_warp", "copy_async_commit", "copy_async_wait", "close_copies", "wait_for_copies",
-         "named_barrier_sync", "named_barrier_arrive", "mbarrier_init", "mbarrier_init_fence", "mbarrier_arrive", "mbarrier_arrive_expect", "mbarrier_wait",
+         "named_barrier_sync", "named_barrier_arrive",
+         "mbarrier_init", "mbarrier_init_fence", "mbarrier_arrive", "mbarrier_arrive_expect", "mbarrier_wait",
          "fence_async_proxy", "wgmma_fence", "wgmma_commit", "wgmma_wait", "tma_store_commit", "tma_store_wait_read",
          "fence_device", "wait_for_dependencies")
 
