@@ -14,9 +14,9 @@ from types import ModuleType
 __version__ = "0.1.0"
 
 _HOMES = {
-    "attention": "attention", "attention_varlen": "attention", "attention_with_kvcache": "kvcache",
+    "attention": "attention", "attention_varlen": "varlen", "attention_with_kvcache": "kvcache",
     "prepare": "attention", "source": "attention", "AttentionError": "attention", "UntunedWarning": "attention",
-    "explain": "explain", "explain_with_kvcache": "explaincache",
+    "explain": "explain", "explain_varlen": "explainvarlen", "explain_with_kvcache": "explaincache",
     "stats": "plans", "lookup": "lookup", "Match": "lookup", "tune": "tuner",
     "Problem": "problem", "Config": "config", "Gpu": "gpu",
 }

@@ -17,7 +17,7 @@ from .plans import UntunedWarning
 from .problem import OPS, Problem, as_problems, bucket_batch, bucket_length
 from .tensormap import Unmappable
 
-__all__ = ["AttentionError", "UntunedWarning", "attention", "attention_varlen", "prepare", "source"]
+__all__ = ["AttentionError", "UntunedWarning", "attention", "prepare", "source"]
 
 NO_WINDOW = (None, None)
 
@@ -141,20 +141,6 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
     return (out, lse) if return_lse else out
 
 
-def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, causal=False, window=NO_WINDOW,
-                     scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None):
-    """Attention over packed sequences: q (total_q, Hq, D), k (total_k, Hkv, D), v (total_k, Hkv, Dv), cu_seqlens (B + 1,) int32.
-
-    No kernel reads lengths on the device yet, so this raises `AttentionError` with each kernel's reason.
-    """
-    if len(q.shape) != 3 or len(k.shape) != 3 or len(v.shape) != 3 or len(cu_seqlens_q.shape) != 1:
-        raise AttentionError("q, k and v must be (total, heads, head_dim), and cu_seqlens_q and cu_seqlens_k (batch + 1,)")
-    left, right = window_bounds(window, causal)
-    raise _unserved(q, k, "varlen", batch=cu_seqlens_q.shape[0] - 1, seqlen_q=max_seqlen_q, seqlen_k=max_seqlen_k,
-                    head_dim_v=v.shape[2], window_left=left, window_right=right, softcap=softcap, alibi=alibi_slopes is not None,
-                    sinks=sinks is not None)
-
-
 def prepare(problems, gpu: Gpu | str | int | None = None) -> list[Match]:
     """Compiles ahead what `problems` need, in threads, and loads it, so that no later call waits and a graph can be captured.
 
@@ -259,17 +245,6 @@ def _through_cupy(inputs: tuple, keywords: dict):
     if keywords["return_lse"]:
         return (OTHER.from_cupy(results[0], like) if out is None else out), OTHER.from_cupy(results[1], like)
     return OTHER.from_cupy(results, like) if out is None else out
-
-
-def _unserved(q, k, kv: str, **fields) -> AttentionError:
-    library = library_of(q)
-    dtype, device = library.vector(q)[3:5] if library is not OTHER else (q.dtype, 0)
-    name = arrays.DTYPE_NAMES.get(str(dtype).rpartition(".")[2])
-    if name is None:
-        return AttentionError(f"q is {dtype}; allowed are {', '.join(arrays.DTYPE_NAMES)}")
-    problem = Problem(dtype=name, heads_q=q.shape[-2], heads_kv=k.shape[-2], head_dim=q.shape[-1], kv=kv, **fields)
-    reasons = "; ".join(f"{kernel}: {reason}" for kernel, reason in kernels.refusals(problem, detect(max(device, 0))).items())
-    return AttentionError(f"no kernel computes {problem}: {reasons}. attention() serves dense sequences of one length")
 
 
 def _problems(problems) -> list[Problem]:

@@ -31,7 +31,8 @@ class Inputs:
     """Arrays of one attention call.
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), sinks (Hq,) float32 or None, alibi_slopes (Hq,) float32, for
-    ``large`` (B, Hq), or None. Last strides are 1; k and v are views with gaps between batch entries for ``masked_nan`` and ``mixed``.
+    ``large`` (B, Hq), or None. Last strides are 1; k and v are views with gaps between batch entries for ``masked_nan`` and
+    ``mixed``.
     A paged k is (pages, page_size, Hkv, D), v likewise; where queries are packed, q is (1, total_q, Hq, D), and where keys are
     (varlen), k (1, total_k, Hkv, D). `layout` knows each sequence's lengths and where its queries and keys stand.
     An 8-bit cache is unsigned bytes, and `k_scales` and `v_scales` are (Hkv,) float32, else None.
@@ -50,7 +51,7 @@ class Inputs:
     layout: Layout | None = field(default=None, repr=False)
     k_scales: object = field(default=None, repr=False)
     v_scales: object = field(default=None, repr=False)
-    exempt: np.ndarray | None = field(default=None, repr=False)  # (Sq or total_q,) bool: rows that see a non-finite K; their result is free
+    exempt: np.ndarray | None = field(default=None, repr=False)  # (Sq or total_q,) bool: rows that see a non-finite K, free to fail
 
     @property
     def slopes_batch_stride(self) -> int:
@@ -114,8 +115,8 @@ def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np) -> Inputs:
 
 
 def visible_range(problem: Problem, rows, length=None, queries=None):
-    """(first, end): row i sees the keys first[i] <= j < end[i]. `rows` is an int64 array of numpy or cupy; `length` and `queries`,
-    of shapes that go with it, are how many keys and queries there are if not seqlen_k and seqlen_q."""
+    """(first, end): row i sees the keys first[i] <= j < end[i]. `rows` is an int64 array of numpy or cupy; `length` and
+    `queries`, of shapes that go with it, are how many keys and queries there are if not seqlen_k and seqlen_q."""
     length = problem.seqlen_k if length is None else length
     aligned = rows + (length - (problem.seqlen_q if queries is None else queries))
     first = aligned * 0 if problem.window_left is None else (aligned - problem.window_left).clip(0, length)

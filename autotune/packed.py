@@ -131,8 +131,8 @@ class PackedPlan:
 
 
 def runner(problem: Problem, config, binary, device: int) -> Callable:
-    """``run(inputs, out, lse)`` on CuPy arrays, on CuPy's current stream, as `verify.runner` has it. Where `lse` is asked for, which
-    is when results are checked, the counter must come back to 0."""
+    """``run(inputs, out, lse)`` on CuPy arrays, on CuPy's current stream, as `verify.runner` has it. Where `lse` is asked for,
+    which is when results are checked, the counter must come back to 0."""
     import cupy
 
     from .gpu import detect

@@ -1,4 +1,4 @@
-"""The other entry points: varlen and cached calls, source(), explain(), and the package's lazy names."""
+"""The other entry points: source(), explain(), and the package's lazy names."""
 
 import subprocess
 import sys
@@ -11,15 +11,6 @@ import autotune
 from autotune.arrays import AttentionError
 from autotune.kernels import kernel_of
 from autotune.problem import Problem
-
-
-def test_varlen_calls_say_why_no_kernel_serves_them(gpu):
-    q, k, v = random((10, 4, 64)), random((12, 2, 64)), random((12, 2, 64))
-    lengths = Tensor(np.array([0, 4, 10], np.int32))
-    gpu.library.vector = lambda tensor: (0, tensor.shape, (), tensor.dtype, 0)
-    problem = "forward-bf16-b2-h4x2-q6-k7-d64-causal-varlen"
-    with pytest.raises(AttentionError, match=f"no kernel computes {problem}: forward_wgmma: it reads dense .*; forward_mma: it reads dense"):
-        autotune.attention_varlen(q, k, v, lengths, lengths, 6, 7, causal=True)
 
 
 def test_source_is_what_lookup_chooses_or_the_config_that_is_named():

@@ -125,7 +125,7 @@ def test_gpu_products_and_references():
 @pytest.mark.parametrize("source", ["varlen", "page16", "page3"])
 def test_packed_sequences_are_as_each_alone(source, kind):
     packed = make_inputs(Problem.parse(f"forward-bf16-b6-h4x2-q90-k140-d16x8-causal-left60-alibi-{source}"), kind, 7)
-    p, layout = packed.problem, packed.layout
+    layout = packed.layout
     assert packed.q.shape[:2] == (1, layout.queries.sum()) == layout.rows
     assert {0, 90} <= set(layout.queries) or kind == "random"
     expected = expect(packed)

@@ -164,10 +164,12 @@ class ForwardWgmma(ForwardKernel):
             values.update(num_stages=3, rescale_slack=8)
         if problem.packed:
             values.update(persistent=True)
-            if head_dim > 192:
-                values.update(block_n=48)
-            if problem.mask != "window":
+            if head_dim > 192:  # what more would be live spills
+                values.update(block_heads=1, overlap=False)
+            elif problem.mask != "window":
                 values.update(block_heads=next(heads for heads in (4, 2, 1) if problem.group % heads == 0))
+            if values["num_warpgroups"] == 3:
+                values.update(block_n=min(values["block_n"], 96 if problem.softcap else 112))
         return self.config(problem.static, values)
 
     def block_queries(self, config: Config) -> int:

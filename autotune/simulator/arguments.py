@@ -11,7 +11,7 @@ from .. import decoding, packed
 from ..config import Config
 from ..inputs import Inputs
 from ..kernels import kernel_of
-from ..kernels.base import Kernel, Step, params_format
+from ..kernels.base import Step, params_format
 from ..kernels.decode import DecodeKernel
 from ..kernels.forward import SINK_DTYPES, TENSORS, ForwardKernel
 from ..problem import Problem
