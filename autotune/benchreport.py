@@ -71,7 +71,8 @@ def _tb_per_s(problem: Problem, time_us: float) -> float:
 
 def tokens_per_second(problem: Problem, time_us: float) -> float:
     """Query tokens that one layer takes through attention in a second."""
-    return problem.batch * problem.seqlen_q / time_us * 1e6
+    queries = sum(queries for queries, _ in problem.sequences) / max(len(problem.sequences), 1)
+    return problem.batch * queries / time_us * 1e6
 
 
 def _peer_cells(row: Row, names: list[str]) -> tuple:

@@ -27,6 +27,7 @@ from .problem import DTYPE_BYTES, Problem
 from .readfloor import readers
 from .reference import expect, sampled_blocks
 from .timing import Bench, Candidate
+from .varlen import attention_varlen
 
 try:
     import torch
@@ -127,7 +128,7 @@ def _judge(problem: Problem, peers: Sequence[Peer], inputs: Inputs, arrays: tupl
     for peer in peers:
         served, note = peer.serves(problem)
         try:
-            function = peer.make(served, _as_torch(inputs.sinks, "fp32") if served.sinks else None, _cache(inputs))
+            function = peer.make(served, _as_torch(inputs.sinks, "fp32") if served.sinks else None, _places(inputs))
             judged = verdict(served, function)
         except Exception as error:  # another library's: whatever it raises, it does not take part
             failed.append((peer.name, f"it fails: {(str(error).strip() or type(error).__name__).splitlines()[0]}"))
@@ -190,13 +191,21 @@ def _arrays(inputs: Inputs) -> tuple:
     return tuple(array if torch is None else _as_torch(array, dtype) for array, dtype in zip(arrays, dtypes))
 
 
-def _cache(inputs: Inputs) -> dict[str, object]:
-    """Where the keys of a paged cache stand, by the names that calls have for it; nothing for full sequences side by side."""
-    layout = inputs.layout
-    if inputs.problem.op != "decode" or layout.table is None:
-        return {}
-    arrays = {"cache_seqlens": layout.device_lengths(), "page_table": layout.table}
-    return arrays if torch is None else {name: torch.as_tensor(array, device="cuda") for name, array in arrays.items()}
+def _places(inputs: Inputs) -> dict[str, object]:
+    """Where packed queries and keys begin and where the keys of a paged cache stand, by the names that calls have for it; nothing
+    for full sequences side by side."""
+    layout, problem = inputs.layout, inputs.problem
+    arrays = {}
+    if layout.table is not None:
+        arrays |= {"cache_seqlens": layout.device_lengths(), "page_table": layout.table}
+    if problem.packed:
+        arrays["cu_seqlens_q"] = layout.device_starts("query")
+    if problem.kv == "varlen":
+        arrays["cu_seqlens_k"] = layout.device_starts("key")
+    if torch is not None:
+        arrays = {name: torch.as_tensor(array, device="cuda") for name, array in arrays.items()}
+    longest = {"max_seqlen_q": int(layout.queries.max())} if problem.packed else {}
+    return arrays | longest | ({"max_seqlen_k": int(layout.lengths.max())} if problem.kv == "varlen" else {})
 
 
 def _as_torch(array, dtype: str):
@@ -206,7 +215,7 @@ def _as_torch(array, dtype: str):
 
 
 def _as_cupy(out, problem: Problem):
-    """`out` (B, Sq, Hq, Dv), complete, as a CuPy array."""
+    """`out` (B, Sq, Hq, Dv), or packed as q is, complete, as a CuPy array."""
     cupy.cuda.get_current_stream().synchronize()
     if torch is None:
         return out
@@ -227,8 +236,13 @@ def _ours(problem: Problem, inputs: Inputs) -> Callable:
         for array in (inputs.sinks, inputs.alibi_slopes, inputs.k_scales, inputs.v_scales))
     options = dict(causal=problem.causal, window=(problem.window_left, problem.window_right), softcap=problem.softcap,
                    sinks=sinks, alibi_slopes=slopes)
-    if problem.op == "decode":
-        options |= dict(k_scale=k_scale, v_scale=v_scale, **_cache(inputs))
+    options |= _places(inputs)
+    if problem.kv == "varlen":
+        return lambda q, k, v: attention_varlen(q[0], k[0], v[0], **options)[None]
+    if problem.op == "decode" or problem.kv == "paged":
+        options |= dict(k_scale=k_scale, v_scale=v_scale)
+        if problem.packed:
+            return lambda q, k, v: attention_with_kvcache(q[0], k, v, **options)[None]
         return lambda q, k, v: attention_with_kvcache(q, k, v, **options)
     return lambda q, k, v: attention(q, k, v, **options)
 

@@ -13,10 +13,11 @@ NO_SINK = "no sink"
 
 @dataclass(frozen=True)
 class Peer:
-    """`reject(problem)` says why this peer cannot compute it, or None. `make(problem, sinks, cache)` gives f(q, k, v) -> out,
-    torch tensors (B, S, H, D) or pages, with scale 1/sqrt(D); sinks (Hq,) float32 holds bfloat16 values, or is None; `cache` has
-    cache_seqlens (B,) and page_table (B, pages), int32, for a paged cache, else nothing. `module` must be importable; `hint`
-    says how it gets there. `serves(problem)` is what it computes instead where it cannot do all of it, which is never more work,
+    """`reject(problem)` says why this peer cannot compute it, or None. `make(problem, sinks, places)` gives f(q, k, v) -> out,
+    torch tensors (B, S, H, D), (1, total, H, D) or pages, with scale 1/sqrt(D); sinks (Hq,) float32 holds bfloat16 values, or is
+    None; `places` has cache_seqlens (B,) and page_table (B, pages), int32, for a paged cache, and for packed sequences
+    cu_seqlens_q (B + 1,), int32, and max_seqlen_q, the same of k unless that is paged. `module` must be importable; `hint` says
+    how it gets there. `serves(problem)` is what it computes instead where it cannot do all of it, which is never more work,
     and a note that stands beside its time."""
 
     name: str
@@ -66,7 +67,7 @@ def _sdpa_rejects(problem: Problem) -> str | None:
 
 
 def _sdpa(backend: str) -> Callable[[Problem, object, Mapping[str, object]], Callable]:
-    def make(problem: Problem, sinks, cache) -> Callable:
+    def make(problem: Problem, sinks, places) -> Callable:
         import torch.nn.functional as F
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -94,26 +95,31 @@ def _flash_rejects(problem: Problem) -> str | None:
 def _fa3_rejects(problem: Problem) -> str | None:
     if problem.sinks and problem.mask != "window":
         return "it has no sinks"
-    paged = problem.op == "decode" and problem.kv == "paged"
-    return _flash_rejects(replace(problem, kv="dense", page_size=0) if paged else problem)
+    return _flash_rejects(replace(problem, kv="dense", page_size=0, packed_queries=False))
 
 
 def _fa3_serves(problem: Problem) -> tuple[Problem, str]:
     return (replace(problem, sinks=False), NO_SINK) if problem.sinks else (problem, "")
 
 
-def _fa3(problem: Problem, sinks, cache) -> Callable:
+def _fa3(problem: Problem, sinks, places) -> Callable:
     import flash_attn_interface
 
     window = tuple(-1 if side is None else side for side in (problem.window_left, problem.window_right))
-    options = {"causal": problem.causal, "window_size": window, **cache}
+    options = {"causal": problem.causal, "window_size": window, **places}
     if problem.softcap:
         options["softcap"] = problem.softcap
-    function = getattr(flash_attn_interface, "flash_attn_with_kvcache" if problem.op == "decode" else "flash_attn_func")
+    if problem.kv == "varlen":
+        function = flash_attn_interface.flash_attn_varlen_func
+        return lambda q, k, v: _first(function(q[0], k[0], v[0], **options))[None]
+    cached = problem.op == "decode" or problem.kv == "paged"
+    function = flash_attn_interface.flash_attn_with_kvcache if cached else flash_attn_interface.flash_attn_func
+    if problem.packed:
+        return lambda q, k, v: _first(function(q[0], k, v, **options))[None]
     return lambda q, k, v: _first(function(q, k, v, **options))
 
 
-def _fa4(problem: Problem, sinks, cache) -> Callable:
+def _fa4(problem: Problem, sinks, places) -> Callable:
     import torch
     from flash_attn.cute import flash_attn_func
 

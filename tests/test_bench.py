@@ -165,11 +165,12 @@ def test_what_sdpa_cannot_compute(text, reason):
     ("fa4", "forward-bf16-b1-h16x8-q8192-k8192-d128-causal-alibi", "no alibi"),
     ("fa3", "forward-bf16-b1-h16x8-q8192-k8192-d260-causal", "head dims to 256"),
     ("fa4", "forward-bf16-b1-h16x8-q8192-k8192-d100-causal", "multiples of 8"),
-    ("fa3", "forward-bf16-b1-h16x8-q8192-k8192-d64-causal-varlen", "dense keys"),
+    ("fa3", "forward-bf16-b4-h16x8-q8192-k8192-d64-causal-varlen", None),
+    ("fa4", "forward-bf16-b4-h16x8-q8192-k8192-d64-causal-varlen", "dense keys"),
     ("fa3", "decode-bf16-b32-h32x8-q4-k8192-d128-causal-page16", None),
     ("fa4", "decode-bf16-b32-h32x8-q1-k8192-d128-page16", "dense keys"),
     ("fa3", "decode-bf16-b32-h32x8-q1-k8192-d128-page16-kve4m3", "no e4m3 cache"),
-    ("fa3", "forward-bf16-b1-h16x8-q8192-k8192-d64-causal-page16", "dense keys"),
+    ("fa3", "forward-bf16-b1-h16x8-q8192-k8192-d64-causal-page16", None),
 ])
 def test_what_flash_attention_cannot_compute(name, text, reason):
     said = PEERS[name].reject(Problem.parse(text))
@@ -206,6 +207,22 @@ def test_fa3_decodes_over_caches(monkeypatch):
     assert PEERS["fa3"].make(replace(DECODE, window_left=127), None, {})("q", "k", "v") == "out"
     assert calls == [(("q", "k", "v"), {"causal": False, "window_size": (-1, -1), **cache}),
                      (("q", "k", "v"), {"causal": False, "window_size": (127, -1)})]
+
+
+@pytest.mark.parametrize("source, function", [("varlen", "flash_attn_varlen_func"), ("page16", "flash_attn_with_kvcache")])
+def test_fa3_is_called_with_packed_sequences(monkeypatch, source, function):
+    calls = fake_library(monkeypatch, "flash_attn_interface", (["out"],), function)
+    problem = Problem.parse(f"forward-bf16-b4-h4x2-q40-k60-d64-causal-{source}")
+    places, one = {"cu_seqlens_q": "starts", "max_seqlen_q": 40}, [["q"], ["k"], ["v"]]
+
+    class Out(list):
+        def __getitem__(self, index):
+            return "whole" if index is None else super().__getitem__(index)
+
+    setattr(sys.modules["flash_attn_interface"], function, lambda *arrays, **options: calls.append((arrays, options)) or (Out(),))
+    assert PEERS["fa3"].make(problem, None, places)(*one) == "whole"
+    keys = ("k", "v") if source == "varlen" else (["k"], ["v"])
+    assert calls == [(("q", *keys), {"causal": True, "window_size": (-1, 0), **places})]
 
 
 def test_how_fa4_is_called(monkeypatch):

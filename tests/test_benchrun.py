@@ -30,10 +30,9 @@ def exact(inputs):
     """The right answer, as an array like a kernel's output."""
     expected = expect(inputs)
     p = inputs.problem
-    out = np.zeros((p.batch, p.seqlen_q, p.heads_q, p.head_dim_v), np.float32)
-    for (batch, head, block), values in zip(expected.blocks, expected.out):
-        rows = slice(block * 64, min((block + 1) * 64, p.seqlen_q))
-        out[batch, rows, head] = values[:rows.stop - rows.start]
+    out = np.zeros((*inputs.layout.rows, p.heads_q, p.head_dim_v), np.float32)
+    outer, rows, heads = (np.broadcast_to(index, expected.skip.shape) for index in expected.index)
+    out[outer[~expected.skip], rows[~expected.skip], heads[~expected.skip]] = expected.out[~expected.skip]
     return from_float32(np, out, p.out_dtype)
 
 
@@ -87,7 +86,7 @@ def gpu(monkeypatch):
 
 
 def peer(name: str, function=None, serves=lambda problem: (problem, "")) -> Peer:
-    def make(problem, sinks, cache):
+    def make(problem, sinks, places):
         def attend(q, k, v):
             return (function or exact)(replace(make_inputs(problem, "random", 0, np), q=q, k=k, v=v, sinks=sinks))
 
@@ -149,13 +148,36 @@ def test_decode_steps_are_called_with_their_cache_and_timed_beside_a_read(gpu, m
     monkeypatch.setattr(benchrun, "attention_with_kvcache", attention_with_kvcache)
     monkeypatch.setattr(benchrun, "readers", lambda problem, sets, sms: [calls.append] * 2)
 
-    def make(problem, sinks, cache):
-        assert set(cache) == {"cache_seqlens", "page_table"}
+    def make(problem, sinks, places):
+        assert set(places) == {"cache_seqlens", "page_table"}
         return lambda q, k, v: exact(wanted)
 
     row, failed = benchrun.measure_row(problem, [Peer("one", "sys", "", lambda problem: None, make)], GPU)
     assert not failed and FakeBench.orders[0] == [OURS, "one", "read 0", "read 1"] and set(row.peers) == {"one"}
     assert calls == [1] * 6 and row.read.time_us == len("read 0") + 2 and row.read_share == row.read.time_us / row.ours.time_us
+
+
+@pytest.mark.parametrize("source", ["varlen", "page16"])
+def test_packed_sequences_are_called_with_where_they_begin(gpu, monkeypatch, source):
+    problem = Problem.parse(f"forward-bf16-b4-h4x2-q40-k60-d32-causal-{source}")
+    wanted = make_inputs(problem, "random", 0, np)
+    starts = ["cu_seqlens_q"] + (["cu_seqlens_k"] if source == "varlen" else ["cache_seqlens", "page_table"])
+    sizes = {"max_seqlen_q": 40, **({"max_seqlen_k": 60} if source == "varlen" else {})}
+
+    def call(q, k, v, *, causal, window, softcap, sinks, alibi_slopes, k_scale=None, v_scale=None, **places):
+        assert q.shape == wanted.q.shape[1:] and k.ndim == (3 if source == "varlen" else 4) and causal and sinks is None
+        assert set(places) == {*starts, *sizes} and {name: places[name] for name in sizes} == sizes
+        assert (places["cu_seqlens_q"] == wanted.layout.query_starts).all()
+        return exact(wanted)[0]
+
+    monkeypatch.setattr(benchrun, "attention_varlen" if source == "varlen" else "attention_with_kvcache", call)
+
+    def make(problem, sinks, places):
+        assert set(places) == {*starts, *sizes}
+        return lambda q, k, v: exact(wanted)
+
+    row, failed = benchrun.measure_row(problem, [Peer("one", "sys", "", lambda problem: None, make)], GPU)
+    assert not failed and set(row.peers) == {"one"} and row.ours.error_ratio <= 1 and row.read is None
 
 
 def test_long_problems_take_fewer_rounds():

@@ -21,7 +21,8 @@ def tile_of(config: Config) -> tuple[int, int]:
 
 
 def shrunk(problem: Problem, config: Config) -> Problem:
-    """`problem` with at most 2 batch entries and key/value heads, 2 blocks of rows and 4 tiles of keys, the last ones ragged.
+    """`problem` with at most 2 key/value heads, 2 blocks of rows and 4 tiles of keys, the last ones ragged; with one batch entry,
+    or 3 sequences if each has its own length.
 
     What is compiled in stays, and so do page size, sinks and queries of a decode step; a window is cut to a tile and a half,
     so that it still hides keys on the sides on which it did.
@@ -34,6 +35,6 @@ def shrunk(problem: Problem, config: Config) -> Problem:
     for side in ("window_left", "window_right"):
         width = getattr(problem, side)
         window[side] = width if not width else min(width, keys + keys // 2)
-    return replace(problem, batch=min(problem.batch, 3 if decode else 1), heads_kv=heads_kv, heads_q=heads_kv * group,
+    return replace(problem, batch=min(problem.batch, 3 if decode or problem.packed else 1), heads_kv=heads_kv, heads_q=heads_kv * group,
                    seqlen_q=problem.seqlen_q if decode else min(problem.seqlen_q, rows + rows // 2 + 5),
                    seqlen_k=min(problem.seqlen_k, (12 if decode else 3) * keys + keys // 2 + 3), **window)
