@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from fake_arrays import Tensor, fake_gpu, qkv  # noqa: F401 (a fixture)
 
 import autotune
 from autotune.cli import is_user_error
@@ -101,3 +102,40 @@ def test_a_problem_of_nothing_is_looked_up_without_advice_to_tune_it(refused, te
 
 def test_lists_of_no_problem_are_no_error():
     assert autotune.prepare([], H200) == [] and autotune.tune([], gpu=H200) == []
+
+
+# Anything for any argument of the calls on arrays
+
+ANYTHING = [None, 5, -1, 1.5, float("nan"), "x", "", [], [1], (1, 2), (1, 2, 3), {}, True, b"x", int, 10**30, -10**30, 1e308,
+            1 + 2j, Tensor(np.zeros(4, np.float32)), Tensor(np.zeros((2, 4), np.int32))]
+OPTIONS = ("causal", "window", "scale", "softcap", "sinks", "alibi_slopes", "return_lse", "out")
+CACHE_OPTIONS = (*OPTIONS, "cache_seqlens", "page_table", "cu_seqlens_q", "max_seqlen_q", "max_seqlen_k", "k_scale", "v_scale",
+                 "num_splits", "check")
+
+
+def arguments_of(call: str) -> tuple[list, tuple]:
+    """(good positional arguments, names of the others)"""
+    q, k, v = qkv()
+    if "varlen" not in call:
+        return [q, k, v], CACHE_OPTIONS if "cache" in call else OPTIONS
+    q, k, v = (Tensor(array.array.reshape(-1, *array.shape[2:])) for array in (q, k, v))
+    return [q, k, v, Tensor(np.array([0, 5, 10], np.int32)), Tensor(np.array([0, 7, 14], np.int32)), 5, 7], OPTIONS
+
+
+@pytest.mark.parametrize("call", ["attention", "explain", "attention_with_kvcache", "explain_with_kvcache", "attention_varlen",
+                                  "explain_varlen"])
+def test_a_call_works_or_says_in_a_sentence_why_not(gpu, call):
+    function = getattr(autotune, call)
+    good, options = arguments_of(call)
+    function(*good)
+    silent = []
+    for value in ANYTHING:
+        calls = {n: ([*good[:n], value, *good[n + 1:]], {}) for n in range(len(good))}
+        calls |= {name: (good, {name: value}) for name in options}
+        for which, (positional, keywords) in calls.items():
+            try:
+                function(*positional, **keywords)
+            except Exception as error:
+                if not is_user_error(error):
+                    silent.append((which, value, error))
+    assert not silent
