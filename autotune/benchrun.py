@@ -75,13 +75,15 @@ def _call_once(peer: Peer, problem: Problem) -> None:
         pass
 
 
-def measure_row(problem: Problem, peers: Sequence[Peer], gpu: Gpu) -> tuple[Row | None, list[tuple[str, str]]]:
-    """The row of `problem` and (who, reason) for those that are not in it: without a row, ours is among them.
+def measure_row(problem: Problem, peers: Sequence[Peer], gpu: Gpu,
+                sequences: Sequence[tuple[int, int]] | None = None) -> tuple[Row | None, list[tuple[str, str]]]:
+    """The row of `problem` and (who, reason) for those that are not in it: without a row, ours is among them. `sequences` are the
+    (queries, keys) of packed ones, if they are not to be those that the problem stands for.
 
     Raises what `attention` raises.
     """
     match = prepare(problem)[0]
-    bench = Bench(problem, gpu)
+    bench = Bench(problem, gpu, sequences=sequences)
     inputs = bench.sets[0].inputs
     arrays = [_arrays(item.inputs) for item in bench.sets]
     with _stream(bench.stream):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import log, prod, sqrt
+from typing import Sequence
 
 import numpy as np
 
@@ -59,10 +60,11 @@ class Inputs:
         return 0 if self.alibi_slopes.ndim == 1 else self.alibi_slopes.strides[0] // 4
 
 
-def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np) -> Inputs:
+def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np, sequences: Sequence[tuple[int, int]] | None = None) -> Inputs:
     """Inputs of `kind` for `problem`, allocated by `xp` (numpy or cupy).
 
-    In a cache, ``random`` fills every sequence; the other kinds draw lengths, and make what is not in use non-finite.
+    In a cache, ``random`` fills every sequence; the other kinds draw lengths, and make what is not in use non-finite. `sequences`
+    are the (queries, keys) of packed ones, if they are not to be drawn.
 
     Raises `ValueError` for an unknown kind or a K/V source that no kernel has for the operation.
     """
@@ -70,7 +72,7 @@ def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np) -> Inputs:
         raise ValueError(f"input kind is {kind!r}; allowed are {', '.join(KINDS)}")
     if problem.kv == "varlen" and problem.op == "decode":
         raise ValueError(f"inputs for {problem} cannot be made: K/V source {problem.kv!r} is not supported for it")
-    layout = Layout(problem, kind, seed, xp)
+    layout = Layout(problem, kind, seed, xp, sequences)
     scale = 1 / sqrt(problem.head_dim)
     hq, d, sk, hkv, dv = problem.heads_q, problem.head_dim, problem.seqlen_k, problem.heads_kv, problem.head_dim_v
     make = _Generator(xp, seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Sequence
+
 import numpy as np
 
 from .problem import Problem
@@ -22,12 +24,14 @@ class Layout:
     some are as long as can be, some are empty, most are in between.
     """
 
-    def __init__(self, problem: Problem, kind: str, seed: int, xp=np):
+    def __init__(self, problem: Problem, kind: str, seed: int, xp=np, sequences: Sequence[tuple[int, int]] | None = None):
         self.problem, self.xp = problem, xp
         self.queries = np.full(problem.batch, problem.seqlen_q, np.int64)
         self.lengths = np.full(problem.batch, problem.seqlen_k, np.int64)
         random = np.random.default_rng([seed, sum(map(ord, kind)), 77])
-        if problem.packed:
+        if sequences is not None:
+            self.queries, self.lengths = np.array(sequences, np.int64).reshape(-1, 2).T
+        elif problem.packed:
             self.queries, self.lengths = _draw_packed(problem, kind == "random", random)
         elif problem.op == "decode" and kind != "random":
             self.lengths = _draw_lengths(problem, random)

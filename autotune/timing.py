@@ -77,11 +77,12 @@ def set_count(problem: Problem, gpu: Gpu) -> int:
 class Bench:
     """Input sets, a stream and a flush for one problem on the current device. Everything lives as long as the object."""
 
-    def __init__(self, problem: Problem, gpu: Gpu, seed: int = 0):
+    def __init__(self, problem: Problem, gpu: Gpu, seed: int = 0, sequences: Sequence[tuple[int, int]] | None = None):
+        """`sequences` are the (queries, keys) of packed ones, if they are not to be those that the problem stands for."""
         import cupy
 
         self.problem, self.gpu, self.graph = problem, gpu, uses_graph(problem, gpu)
-        first = make_inputs(problem, "random", seed, cupy)
+        first = make_inputs(problem, "random", seed, cupy, sequences)
         shape = *first.layout.rows, problem.heads_q, problem.head_dim_v
         self.sets: list[InputSet] = []
         for i in range(set_count(problem, gpu)):

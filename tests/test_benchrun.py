@@ -44,8 +44,8 @@ class FakeBench:
 
     orders: list = []
 
-    def __init__(self, problem, gpu):
-        first = make_inputs(problem, "random", 0, np)
+    def __init__(self, problem, gpu, sequences=None):
+        first = make_inputs(problem, "random", 0, np, sequences)
         self.sets = [SimpleNamespace(inputs=first), SimpleNamespace(inputs=replace(first, q=first.q.copy()))]
         self.stream, self.graph = nullcontext(), True
 
