@@ -119,7 +119,7 @@ def test_what_was_fastest_on_an_h200_is_legal(features, text):
     values = {name: value == "true" if value in ("true", "false") else int(value) for name, value in pairs.items()}
     launch = next(iter(WGMMA.launch_combinations()))
     for slack in (-1, 8):
-        config = WGMMA.config(static, {**values, "rescale_slack": slack, "min_blocks_per_sm": 1, **launch})
+        config = WGMMA.config(static, {**values, "rescale_slack": slack, "integer_max": slack > 0, "min_blocks_per_sm": 1, **launch})
         assert config_from_text(config.text) == config and WGMMA.illegal(static, config, H200) is None
 
 
@@ -139,7 +139,8 @@ def test_the_benchmark_of_forward_mma_runs_what_its_result_says_and_that_is_lega
 def test_rules_refuse_what_cannot_fit():
     static = problem("bf16-b1-h8x8-q64-k64-d256").static
     searched = dict(num_warpgroups=3, block_heads=1, block_n=32, num_stages=2, q_stages=1, overlap=True, ping_pong=True,
-                    rescale_slack=0, min_blocks_per_sm=1, longest_first=True, head_group=1, persistent=False)
+                    rescale_slack=8, integer_max=False, min_blocks_per_sm=1, longest_first=True, head_group=1,
+                    persistent=False)
     for change, said in ((dict(), "registers a thread are live"), (dict(num_warpgroups=1), "two groups to take turns"),
                          (dict(num_warpgroups=2, block_n=256), "bytes of shared memory"),
                          (dict(num_warpgroups=2, min_blocks_per_sm=2), "one group each")):

@@ -39,6 +39,37 @@ DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int 
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
 }
 
+// Groups take turns to multiply. Named barriers 1.. let the warps of a group meet; those after them pass a turn on.
+struct Turns {
+    int mine, following;
+    DEVICE Turns(int group) : mine(1 + NUM_WARPGROUPS + group), following(1 + NUM_WARPGROUPS + (group + 1) % NUM_WARPGROUPS) {
+        if (group == NUM_WARPGROUPS - 1) pass();
+    }
+    DEVICE void take() const { if constexpr (PING_PONG) named_barrier_sync(mine, 2 * WARPGROUP_SIZE); }
+    DEVICE void pass() const { if constexpr (PING_PONG) named_barrier_arrive(following, 2 * WARPGROUP_SIZE); }
+};
+
+// The sinks of this lane's two rows, of which `row` is the first.
+struct RowSinks {
+    float logit_log2[2];
+    DEVICE RowSinks(const Params& p, const Work& work, int row) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            logit_log2[half] = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
+    }
+};
+// Divides O by the row sums and writes the LSE, if it is asked for. `row` is this lane's first one.
+DEVICE void finish_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics<1>& rows, const RowSinks& sinks, const Work& work, int row) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half, row += 8) {
+        const RowEnd end = finish_row(rows.maximum[0][half] * p.scale_log2, row_sum(rows.sum[0][half]), sinks.logit_log2[half]);
+#pragma unroll
+        for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= end.factor, o[0][d][half * 2 + 1] *= end.factor;
+        if (p.lse && work.exists(row) && c_column() == 0)
+            p.lse[(i64(work.batch) * p.heads_q + work.head(row)) * p.seqlen_q + work.query(row)] = end.lse;
+    }
+}
+
 // Stores a group's output from its tile: by the copy engine, which goes on reading the tile for a while, unless the block has
 // fewer heads than its box.
 DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1][TILES_V][4], const Work& work, int group) {

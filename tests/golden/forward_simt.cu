@@ -111,6 +111,11 @@ DEVICE float reciprocal_approx(float x) {  // 1 ulp
     return y;
 }
 
+// Of a row of floats as integers: the same order for floats that are not negative, and any of those is above all that are.
+DEVICE int float_bits(float x) { return __float_as_int(x); }
+DEVICE float bits_float(int bits) { return __int_as_float(bits); }
+DEVICE int max_of_three(int a, int b, int c) { return __vimax3_s32(a, b, c); }  // one instruction from sm_90 on
+
 // Two floats to one register of two 16-bit elements, round to nearest even; `low` takes the low half.
 template <typename Element> DEVICE u32 pack2(float low, float high);
 template <> DEVICE u32 pack2<bf16>(float low, float high) {

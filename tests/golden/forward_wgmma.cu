@@ -112,6 +112,11 @@ DEVICE float reciprocal_approx(float x) {  // 1 ulp
     return y;
 }
 
+// Of a row of floats as integers: the same order for floats that are not negative, and any of those is above all that are.
+DEVICE int float_bits(float x) { return __float_as_int(x); }
+DEVICE float bits_float(int bits) { return __int_as_float(bits); }
+DEVICE int max_of_three(int a, int b, int c) { return __vimax3_s32(a, b, c); }  // one instruction from sm_90 on
+
 // Two floats to one register of two 16-bit elements, round to nearest even; `low` takes the low half.
 template <typename Element> DEVICE u32 pack2(float low, float high);
 template <> DEVICE u32 pack2<bf16>(float low, float high) {
@@ -238,6 +243,16 @@ DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: 
 DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // Orders this thread's ordinary accesses to shared memory before later ones by the copy engine and the tensor cores.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Counters in global memory that several blocks draw numbers from.
+
+// Adds 1 to a counter that runs from 0 to `last` and around, and gives its value before. So whoever draws `last` leaves the
+// counter as it was found.
+DEVICE u32 take_ticket(u32* counter, u32 last) {
+    u32 before;
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before) : "l"(__cvta_generic_to_global(counter)), "r"(last) : "memory");
+    return before;
+}
 // Register tiles of the tensor cores: which lane holds what.
 //
 // Layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"). With row = lane / 4 and pair = 2 * (lane % 4):
@@ -410,10 +425,11 @@ constexpr int Q_STAGES = 1;
 constexpr bool OVERLAP = true;
 constexpr bool PING_PONG = false;
 constexpr int RESCALE_SLACK = 8;
+constexpr bool INTEGER_MAX = false;
 constexpr int MIN_BLOCKS_PER_SM = 1;
 constexpr int SMEM_BYTES = 229568;
-constexpr int LOADER_REGISTERS = 24;
-constexpr int REGISTERS = 240;
+constexpr int LOADER_REGISTERS = 40;
+constexpr int REGISTERS = 232;
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
 constexpr int THREADS = (1 + NUM_WARPGROUPS) * WARPGROUP_SIZE;
 constexpr int TILES_N = BLOCK_N / 8, TILES_V = HEAD_DIM_V / 8;
@@ -455,6 +471,7 @@ struct Params {
     int head_group;
     int longest_first;
     float softcap_scale;  // softmax scale / soft cap
+    u32* tickets;  // a counter, 0 between launches, from which blocks draw their work; null: each has its own
 };
 // Soft cap: a score s becomes cap * tanh(s * scale / cap), before the mask. What is left here is the tanh; the softmax's own
 // factor is then cap * log2(e).
@@ -616,10 +633,20 @@ template <int TILES_M> struct RowStatistics {
     }
 };
 
-template <int TILES_N> DEVICE float fragment_row_max(const float (&s)[TILES_N][4], int half) {
-    float x = max_of(s[0][half * 2], s[0][half * 2 + 1]);
+// INTEGER_MAX takes a row's maximum by comparing three integers at a time, in half as many instructions, and again as floats
+// in the rare lane all of whose scores are negative: their order is another one.
+template <bool INTEGER_MAX, int TILES_N> DEVICE float fragment_row_max(const float (&s)[TILES_N][4], int half) {
+    int bits = -1;
+    if constexpr (INTEGER_MAX) {
 #pragma unroll
-    for (int n = 1; n < TILES_N; ++n) x = max_of(x, max_of(s[n][half * 2], s[n][half * 2 + 1]));
+        for (int n = 0; n < TILES_N; ++n) bits = max_of_three(bits, float_bits(s[n][half * 2]), float_bits(s[n][half * 2 + 1]));
+    }
+    float x = bits_float(bits);
+    if (!INTEGER_MAX || bits < 0) {
+        x = max_of(s[0][half * 2], s[0][half * 2 + 1]);
+#pragma unroll
+        for (int n = 1; n < TILES_N; ++n) x = max_of(x, max_of(s[n][half * 2], s[n][half * 2 + 1]));
+    }
     return row_max(x);
 }
 
@@ -634,7 +661,7 @@ template <int TILES_M> struct Rescale {
 // RESCALE_SLACK < 0 does so at every tile. Otherwise the maximum moves only when it has grown by more than RESCALE_SLACK (a
 // power of two) in some row of the warp: probabilities then reach at most 2^RESCALE_SLACK, and the division at the end
 // makes the result exact again. ROWS_MAY_BE_EMPTY guards rows that have seen no key so far.
-template <int RESCALE_SLACK, bool ROWS_MAY_BE_EMPTY, int TILES_M, int TILES_N>
+template <int RESCALE_SLACK, bool ROWS_MAY_BE_EMPTY, bool INTEGER_MAX = false, int TILES_M, int TILES_N>
 DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowStatistics<TILES_M>& rows, float scale_log2) {
     Rescale<TILES_M> rescale;
     float maximum[TILES_M][2];
@@ -643,7 +670,7 @@ DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowS
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            maximum[m][half] = max_of(rows.maximum[m][half], fragment_row_max(s[m], half));
+            maximum[m][half] = max_of(rows.maximum[m][half], fragment_row_max<INTEGER_MAX>(s[m], half));
             grown |= (maximum[m][half] - rows.maximum[m][half]) * scale_log2 > RESCALE_SLACK;
         }
     rescale.needed = RESCALE_SLACK < 0 || any_in_warp(grown);
@@ -759,17 +786,19 @@ template <int STAGES> struct Place {
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
 };
+// How blocks come by their work. Without p.tickets each has one block of the grid. With it there is a block for each place on
+// the GPU: they begin with their own numbers and draw further ones from the counter, so that whoever is done early takes more.
+// The counter comes back to 0 when all have drawn a number beyond the last.
+DEVICE int draw_block(const Params& p, int blocks) {
+    return p.tickets ? grid_size() + int(take_ticket(p.tickets, blocks - 1)) : blocks;
+}
+
 // What the loader works out for a block and the groups read: integer divisions are for one thread.
 struct alignas(64) Task {
     Work work;
     KvTiles<BLOCK_N> tiles;
+    bool exists;  // false: there is no more work
 };
-
-// A block goes round the work of the grid in lanes that turn back at each end, so that under a causal mask, where work
-// shrinks from first to last, the sums come out even.
-DEVICE int block_of_round(int round) {
-    return round * grid_size() + (round % 2 ? grid_size() - 1 - block_id() : block_id());
-}
 using QTile = SmemTile<UNIT_ROWS, HEAD_DIM>;  // of one group
 using OTile = SmemTile<UNIT_ROWS, HEAD_DIM_V>;
 using KTile = SmemTile<BLOCK_N, HEAD_DIM>;
@@ -816,7 +845,39 @@ DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int 
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
 }
 
-// Stores a group's output from its tile: by the copy engine, unless the block has fewer heads than its box.
+// Groups take turns to multiply. Named barriers 1.. let the warps of a group meet; those after them pass a turn on.
+struct Turns {
+    int mine, following;
+    DEVICE Turns(int group) : mine(1 + NUM_WARPGROUPS + group), following(1 + NUM_WARPGROUPS + (group + 1) % NUM_WARPGROUPS) {
+        if (group == NUM_WARPGROUPS - 1) pass();
+    }
+    DEVICE void take() const { if constexpr (PING_PONG) named_barrier_sync(mine, 2 * WARPGROUP_SIZE); }
+    DEVICE void pass() const { if constexpr (PING_PONG) named_barrier_arrive(following, 2 * WARPGROUP_SIZE); }
+};
+
+// The sinks of this lane's two rows, of which `row` is the first.
+struct RowSinks {
+    float logit_log2[2];
+    DEVICE RowSinks(const Params& p, const Work& work, int row) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            logit_log2[half] = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
+    }
+};
+// Divides O by the row sums and writes the LSE, if it is asked for. `row` is this lane's first one.
+DEVICE void finish_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics<1>& rows, const RowSinks& sinks, const Work& work, int row) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half, row += 8) {
+        const RowEnd end = finish_row(rows.maximum[0][half] * p.scale_log2, row_sum(rows.sum[0][half]), sinks.logit_log2[half]);
+#pragma unroll
+        for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= end.factor, o[0][d][half * 2 + 1] *= end.factor;
+        if (p.lse && work.exists(row) && c_column() == 0)
+            p.lse[(i64(work.batch) * p.heads_q + work.head(row)) * p.seqlen_q + work.query(row)] = end.lse;
+    }
+}
+
+// Stores a group's output from its tile: by the copy engine, which goes on reading the tile for a while, unless the block has
+// fewer heads than its box.
 DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1][TILES_V][4], const Work& work, int group) {
     const int warp_row = thread_id() % WARPGROUP_SIZE / WARP_SIZE * 16;
 #pragma unroll
@@ -840,7 +901,6 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
             tma_store(p.out_map, tile.base + panel * OTile::PANEL_BYTES, panel * 64, work.query(group * UNIT_ROWS),
                       work.head_begin, work.batch);
         tma_store_commit();
-        tma_store_wait_read();
     } else {
         for (int i = thread_id() % WARPGROUP_SIZE; i < UNIT_ROWS * TILES_V; i += WARPGROUP_SIZE) {
             const int row = group * UNIT_ROWS + i / TILES_V, chunk = i % TILES_V;
@@ -872,9 +932,8 @@ struct Rings {
 DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
     Place<Q_STAGES> q_place;
     Place<NUM_STAGES> k_place, v_place;
-    for (int round = 0; round * grid_size() < blocks; ++round) {
-        const int block = block_of_round(round);
-        if (block >= blocks) break;
+    for (int block = block_id(), next; block < blocks; block = next) {
+        next = draw_block(p, blocks);  // asked for early: the answer takes 0.7 us
         const Work work(p, block);
         const KvTiles<BLOCK_N> tiles(Mask(p), work.query_begin, work.query_end);
         auto load_k = [&](int tile) {
@@ -884,7 +943,7 @@ DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
             k_place.advance();
         };
         mbarrier_wait(rings.q.empty(q_place.stage), q_place.phase ^ 1);
-        task_at(q_place.stage).set(0, Task{work, tiles});
+        task_at(q_place.stage).set(0, Task{work, tiles, true});
         mbarrier_arrive_expect(rings.q.full(q_place.stage), tiles.empty() ? 0 : NUM_WARPGROUPS * QTile::BYTES);
         for (int group = 0; group < NUM_WARPGROUPS && !tiles.empty(); ++group)
             load_tile(q_tile(q_place.stage, group), p.q_map, rings.q.full(q_place.stage), work.query(group * UNIT_ROWS),
@@ -900,6 +959,10 @@ DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
             v_place.advance();
         }
     }
+    if (!p.tickets) return;
+    mbarrier_wait(rings.q.empty(q_place.stage), q_place.phase ^ 1);
+    task_at(q_place.stage).set(0, Task{});
+    mbarrier_arrive(rings.q.full(q_place.stage));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_wgmma(const __grid_constant__ Params p) {
@@ -924,63 +987,79 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
     const int group = warpgroup_id() - 1;
     const int warp_row = thread_id() / WARP_SIZE * 16 - UNIT_ROWS;
     const bool leader = thread_id() % WARPGROUP_SIZE == 0;
-    // Barriers 1.. let the warps of a group meet; those after them let groups take turns.
-    const int my_turn = 1 + NUM_WARPGROUPS + group, next_turn = 1 + NUM_WARPGROUPS + (group + 1) % NUM_WARPGROUPS;
-    auto take_turn = [&] { if constexpr (PING_PONG) named_barrier_sync(my_turn, 2 * WARPGROUP_SIZE); };
-    auto pass_turn = [&] { if constexpr (PING_PONG) named_barrier_arrive(next_turn, 2 * WARPGROUP_SIZE); };
-    if (group == NUM_WARPGROUPS - 1) pass_turn();
+    const Turns turns(group);
 
     Place<Q_STAGES> q_place;
     Place<NUM_STAGES> k_place, v_place;
-    const Mask mask(p);
-    for (int round = 0; round * grid_size() < blocks; ++round) {
-        if (block_of_round(round) >= blocks) break;
+    float s[1][TILES_N][4];
+    auto release = [&](u32 barrier) { if (leader) mbarrier_arrive(barrier); };
+    auto wait_k = [&] { mbarrier_wait(rings.k.full(k_place.stage), k_place.phase); };
+    auto release_k = [&] { release(rings.k.empty(k_place.stage)); k_place.advance(); };
+    // Starts the first product of the block whose queries are at q_place, unless there is no such block or it sees no key.
+    auto start_block = [&] {
         mbarrier_wait(rings.q.full(q_place.stage), q_place.phase);
+        const Task next = task_at(q_place.stage).get(0);
+        const bool starts = next.exists && !next.tiles.empty();
+        if (starts) {
+            wait_k();
+            start_qk(s[0], q_tile(q_place.stage, group), k_tile(k_place.stage));
+        }
+        return starts;
+    };
+    // With two buffers of Q a block's first product starts with the last one of the block before, whose output then leaves
+    // from its buffer of Q while the tensor cores work.
+    constexpr bool AHEAD = Q_STAGES > 1;
+    int leaving = -1;  // that buffer
+    auto release_q = [&] {
+        if (leader && leaving >= 0) tma_store_wait_read(), mbarrier_arrive(rings.q.empty(leaving));
+    };
+    if constexpr (AHEAD) turns.take(), start_block(), turns.pass();
+    const Mask mask(p);
+    do {
+        if constexpr (!AHEAD) turns.take(), start_block(), turns.pass();
         const Task task = task_at(q_place.stage).get(0);
+        if (!task.exists) break;
         const Work& work = task.work;
         const KvTiles<BLOCK_N>& tiles = task.tiles;
 
         float o[1][TILES_V][4] = {};
         RowStatistics<1> rows;
-        if (!tiles.empty()) {
-            float s[1][TILES_N][4];
+        auto release_v = [&] { release(rings.v.empty(v_place.stage)); v_place.advance(); };
+        if (tiles.empty()) {
+            if constexpr (AHEAD) release_q();
+            turns.take();
+        } else {
             u32 probabilities[STEPS_N][4];
             int tile = tiles.first();
-            auto release = [&](u32 barrier) { if (leader) mbarrier_arrive(barrier); };
-            auto wait_k = [&] { mbarrier_wait(rings.k.full(k_place.stage), k_place.phase); };
-            auto release_k = [&] { release(rings.k.empty(k_place.stage)); k_place.advance(); };
             auto wait_v = [&](int of_tile) {
                 mbarrier_wait(rings.v.full(v_place.stage), v_place.phase);
                 zero_hidden_rows(v_tile(v_place.stage), tiles, of_tile, group);
             };
-            auto release_v = [&] { release(rings.v.empty(v_place.stage)); v_place.advance(); };
             auto softmax = [&](auto masked, int of_tile) {
                 cap_scores(s, p.softcap_scale);
                 if constexpr (masked.value) mask_scores(s, mask, work, warp_row, tiles, of_tile);
-                const Rescale<1> rescale = move_maximum<RESCALE_SLACK, masked.value>(s, rows, p.scale_log2);
+                const Rescale<1> rescale = move_maximum<RESCALE_SLACK, masked.value, INTEGER_MAX>(s, rows, p.scale_log2);
                 exponentiate<masked.value>(s, rows, p.scale_log2);
                 return rescale;
             };
 
             const QTile q = q_tile(q_place.stage, group);
-            wait_k();
-            take_turn();
-            start_qk(s[0], q, k_tile(k_place.stage));
             wgmma_wait<0>(s[0]);
             release_k();
             softmax(Constant<bool, true>{}, tile);
             pack(probabilities, s[0]);
+            if constexpr (AHEAD) release_q();
 
             // Each step multiplies this tile's P V and, with OVERLAP before it, the next tile's Q K^T.
             auto step = [&](auto masked) {
                 const int following = tiles.next(tile);
                 if constexpr (OVERLAP) {
                     wait_k();
-                    if (tile != tiles.first()) take_turn();
+                    turns.take();
                     start_qk(s[0], q, k_tile(k_place.stage));
                     wait_v(tile);
                     start_pv(o[0], probabilities, v_tile(v_place.stage));
-                    pass_turn();
+                    turns.pass();
                     wgmma_wait<1>(s[0]);
                     release_k();
                     const Rescale<1> rescale = softmax(masked, following);
@@ -989,15 +1068,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                     rescale_output(o, rescale);
                 } else {
                     wait_v(tile);
-                    start_pv(o[0], probabilities, v_tile(v_place.stage));
                     wait_k();
+                    turns.take();
+                    start_pv(o[0], probabilities, v_tile(v_place.stage));
                     start_qk(s[0], q, k_tile(k_place.stage));
-                    pass_turn();
+                    turns.pass();
                     wgmma_wait<0>(s[0], o[0]);
                     release_v();
                     release_k();
                     rescale_output(o, softmax(masked, following));
-                    take_turn();
                 }
                 pack(probabilities, s[0]);
                 tile = following;
@@ -1005,27 +1084,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             while (tiles.contains(tiles.next(tile)) && tiles.needs_mask(tiles.next(tile))) step(Constant<bool, true>{});
             while (tiles.contains(tiles.next(tile)) && !tiles.needs_mask(tiles.next(tile))) step(Constant<bool, false>{});
             wait_v(tile);
-            if (OVERLAP && tile != tiles.first()) take_turn();
+            turns.take();
             start_pv(o[0], probabilities, v_tile(v_place.stage));
-            pass_turn();
-            wgmma_wait<0>(o[0]);
-            release_v();
         }
+        leaving = q_place.stage;
+        q_place.advance();
+        bool more = false;  // whether the next block's product is under way
+        if constexpr (AHEAD) more = p.tickets && start_block();
+        turns.pass();
+        const RowSinks sinks(p, work, warp_row + c_row());  // asked for early: their latency hides behind the product
+        if (more) wgmma_wait<1>(o[0]);
+        else wgmma_wait<0>(o[0]);
+        if (!tiles.empty()) release_v();
 
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = warp_row + half * 8 + c_row();
-            const float sink = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row), p.heads_q - 1));
-            const RowEnd end = finish_row(rows.maximum[0][half] * p.scale_log2, row_sum(rows.sum[0][half]), sink);
-#pragma unroll
-            for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= end.factor, o[0][d][half * 2 + 1] *= end.factor;
-            if (p.lse && work.exists(row) && c_column() == 0)
-                p.lse[(i64(work.batch) * p.heads_q + work.head(row)) * p.seqlen_q + work.query(row)] = end.lse;
-        }
+        finish_rows(p, o, rows, sinks, work, warp_row + c_row());
         // A tile of zeros goes the same way when no key reaches the block. All warps of the group are done with Q by then.
         named_barrier_sync(1 + group, WARPGROUP_SIZE);
-        store_output(p, OTile{q_tile(q_place.stage, group).base}, o, work, group);
-        if (leader) mbarrier_arrive(rings.q.empty(q_place.stage));
-        q_place.advance();
-    }
+        store_output(p, OTile{q_tile(leaving, group).base}, o, work, group);
+        if constexpr (!AHEAD) release_q();
+    } while (p.tickets);
+    if (leader) tma_store_wait_read();  // shared memory must outlive the copy
 }
