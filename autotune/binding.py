@@ -2,7 +2,7 @@
 
 The one place where Params are put together: tensor maps, if the kernel has any, then 6 pointers, 12 strides in elements, and
 the scalars, as kernels/forward.py declares them; with ALiBi the slopes' pointer and batch stride; for kernels whose blocks may
-draw their work the pointer to a counter.
+draw their work the pointer to a counter; for configs that split keys the pointer to their workspace.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from .tensormap import encode
 
 
 class Binding(NamedTuple):
-    """`fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes, tickets)` gives (blocks of each step, the fields of Params),
+    """`fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes, lent)` gives (blocks of each step, the fields of Params),
     for `packer` to pack. `arrays` is 6 pointers (q, k, v, out, lse, sinks), then 12 strides in elements (q, k, v, out by batch,
-    row, head); `slopes` is (pointer, batch stride) of the ALiBi slopes, or empty for problems without; `tickets` is (pointer to a counter
-    that is 0), or (0,) unless `draws`, or empty for kernels that never draw. Raises
-    `tensormap.Unmappable` for arrays that the kernel's maps cannot describe."""
+    row, head); `slopes` is (pointer, batch stride) of the ALiBi slopes, or empty for problems without; `lent` is the pointer to a
+    counter that is 0, or 0 unless `draws`, or nothing for kernels that never draw, then the pointer to the workspace if there must be
+    one. Raises `tensormap.Unmappable` for arrays that the kernel's maps cannot describe."""
 
     fields: Callable[[int, int, int, tuple, float, int, tuple, tuple], tuple[tuple, tuple]]
     packer: struct.Struct
     draws: bool  # whether a launch needs a counter
-    idle: tuple  # `tickets` of a launch that needs none
+    idle: tuple  # `lent` of a launch that needs nothing
+    workspace: int  # float32 values of workspace for each query of each batch entry
 
 
 def bind(problem: Problem, config: Config, sms: int) -> Binding:
@@ -36,16 +37,17 @@ def bind(problem: Problem, config: Config, sms: int) -> Binding:
     kernel = kernel_of(config)
     fields = _mapped(kernel, problem, config) if kernel.mapped else _unmapped(kernel, problem, config)
     limits = [step.blocks_per_sm * sms for step in kernel.plan(problem, config)]
-    packer = struct.Struct(params_format(kernel.params(problem.static)))
-    return Binding(_limited(fields, limits) if any(limits) else fields, packer, any(limits), (0,) if kernel.draws else ())
+    packer = struct.Struct(params_format(kernel.params(problem.static, config)))
+    return Binding(_limited(fields, limits) if any(limits) else fields, packer, any(limits), (0,) if kernel.draws else (),
+                   kernel.workspace_floats(problem, config))
 
 
 def _unmapped(kernel: Kernel, problem: Problem, config: Config) -> Callable:
     sized = kernel.bind(problem, config)
 
-    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=(), tickets=()):
+    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=(), lent=()):
         grids, scalars = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
-        return grids, arrays + scalars + slopes + tickets
+        return grids, arrays + scalars + slopes + lent
 
     return fields
 
@@ -54,12 +56,12 @@ def _mapped(kernel: Kernel, problem: Problem, config: Config) -> Callable:
     sized, dtype = kernel.bind(problem, config), problem.dtype
     described = [describe(shape, problem) for shape in kernel.maps(problem, config)]
 
-    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=(), tickets=()):
+    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=(), lent=()):
         grids, scalars = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
         lengths = seqlen_q, seqlen_k
         maps = [encode(shape, dtype, arrays[pointer], columns, lengths[length], heads, batch, arrays[stride], arrays[stride + 1],
                        arrays[stride + 2]) for shape, pointer, stride, length, heads, columns in described]
-        return grids, (*maps, *arrays, *scalars, *slopes, *tickets)
+        return grids, (*maps, *arrays, *scalars, *slopes, *lent)
 
     return fields
 

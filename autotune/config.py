@@ -24,7 +24,8 @@ class Parameter:
 
     `compile` parameters become constexprs; `launch` parameters are run-time values, so changing one costs no compile.
     A `derived` parameter is not searched: the kernel computes it, and a rule demands that value (smem_bytes). One that
-    came later says what configs without it mean: `absent`.
+    came later says what configs without it mean: `absent`. A launch parameter may need a compile parameter that is a bool:
+    without that it has its first value, with it one of the others.
     """
 
     name: str
@@ -33,9 +34,17 @@ class Parameter:
     doc: str
     derived: bool = False
     absent: Value | None = None
+    needs: str = ""
 
     def __post_init__(self):
         assert self.kind in ("compile", "launch"), self.kind
+        assert not self.needs or self.kind == "launch", self.name
+
+    def values_beside(self, compiled: Mapping[str, Value]) -> tuple[Value, ...]:
+        """The values that may go with these compile parameters."""
+        if not self.needs:
+            return self.values
+        return self.values[1:] if compiled[self.needs] else self.values[:1]
 
 
 @dataclass(frozen=True)

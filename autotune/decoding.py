@@ -62,7 +62,7 @@ class DecodePlan:
         self.unmapped = None
         self.sized = self.kernel.bind(problem, config)
         self._head_dim_v = problem.head_dim_v
-        self._packer = struct.Struct(params_format(self.kernel.params(problem.static)))
+        self._packer = struct.Struct(params_format(self.kernel.params(problem.static, config)))
         self._main, self._combine = _bound(loaded, self.kernel.plan(problem, config))
 
     def run(self, launches: Launches, library, like, device: int, stream: int, capturing: Callable[[int], bool],
@@ -101,7 +101,7 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
 
     kernel = kernel_of(config)
     main, combine = _bound(launch.load(binary, device), kernel.plan(problem, config))
-    packer = struct.Struct(params_format(kernel.params(problem.static)))
+    packer = struct.Struct(params_format(kernel.params(problem.static, config)))
     spaces: dict[bool, tuple] = {}
 
     def space(uniform: bool, scale: float):

@@ -88,7 +88,7 @@ def bind(problem: Problem, config, sms: int) -> Binding:
         values = *encoded, *arrays, *scalars, *slopes, *tickets, *sequences.fields, *constants
         return min(grid, limit) if limit else grid, values
 
-    packer = struct.Struct(params_format(kernel.params(problem.static)))
+    packer = struct.Struct(params_format(kernel.params(problem.static, config)))
     return Binding(fields, packer, limit > 0, (0,) if kernel.draws else ())
 
 

@@ -44,7 +44,7 @@ def render(static: Static, config: Config, target: str, ptx: str = "cuda") -> st
     constants = [{"type": type, "name": name, "value": _literal(value)}
                  for type, name, value in kernel.constants(static, config)]
     return _environment(ptx).get_template(kernel.template).render(
-        element=ELEMENTS[static.dtype], constants=constants, fields=_fields(kernel.params(static)), mask=static.mask,
+        element=ELEMENTS[static.dtype], constants=constants, fields=_fields(kernel.params(static, config)), mask=static.mask,
         softcap=static.softcap, alibi=static.alibi,
         mask_header=f"lib/masks/{'packed/' if static.packed else ''}{static.mask}.cuh", target=target, **kernel.operands(static, config))
 

@@ -48,7 +48,8 @@ def verify(problem: Problem, config: Config, gpu: Gpu, seed: int = 0, device: in
 
 
 def runner(problem: Problem, config: Config, binary, device: int) -> Callable:
-    """``run(inputs, out, lse)``: launches `config`'s plan on CuPy arrays, on CuPy's current stream. `lse` may be None."""
+    """``run(inputs, out, lse)``: launches `config`'s plan on CuPy arrays, on CuPy's current stream. `lse` may be None. Where it is
+    asked for, which is when results are checked, the workspace is poisoned first and the counter must come back to 0."""
     import cupy
 
     if problem.op == "decode":
@@ -57,8 +58,11 @@ def runner(problem: Problem, config: Config, binary, device: int) -> Callable:
         return packed.runner(problem, config, binary, device)
     loaded = launch.load(binary, device)
     launches = [loaded.bound(step).launch for step in kernels.kernel_of(config).plan(problem, config)]
-    fields, packer, draws, idle = binding.bind(problem, config, detect(device).sms)
+    fields, packer, draws, idle, workspace = binding.bind(problem, config, detect(device).sms)
     counter = cupy.zeros(1, cupy.uint32)
+    space = cupy.empty(workspace * problem.batch * problem.seqlen_q, cupy.float32)
+    lent = (counter.data.ptr,) if draws else idle
+    lent += (space.data.ptr,) if workspace else ()
     sizes = problem.batch, problem.seqlen_q, problem.seqlen_k
 
     def run(inputs: Inputs, out, lse) -> None:
@@ -67,7 +71,9 @@ def runner(problem: Problem, config: Config, binary, device: int) -> Callable:
         pointers += [0 if array is None else array.data.ptr for array in (lse, inputs.sinks)]
         strides = [stride // array.itemsize for array in arrays.values() for stride in array.strides[:3]]
         slopes = () if inputs.alibi_slopes is None else (inputs.alibi_slopes.data.ptr, inputs.slopes_batch_stride)
-        grids, values = fields(*sizes, (*pointers, *strides), inputs.scale, 0, slopes, (counter.data.ptr,) if draws else idle)
+        if lse is not None:
+            space.fill(cupy.nan)
+        grids, values = fields(*sizes, (*pointers, *strides), inputs.scale, 0, slopes, lent)
         stream = cupy.cuda.get_current_stream().ptr
         for launch_step, grid in zip(launches, grids):
             launch_step(grid, stream, packer, values)

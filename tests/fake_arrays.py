@@ -18,7 +18,7 @@ from fake_cuda import FakeCuda
 
 from autotune import arrays, dependent, launch, plans, tensormap, tickets
 from autotune.gpu import by_name
-from autotune.kernels import KERNELS
+from autotune.kernels import config_from_text, kernel_of
 from autotune.kernels.base import params_format
 from autotune.kernels.forward import LOG2E, SINK_DTYPES
 from autotune.numerics import array_dtype, from_float32, to_float32
@@ -143,9 +143,10 @@ class FakeGpu(FakeCuda):
     def launchKernel(self, *arguments):
         super().launchKernel(*arguments)
         self.streams.append(arguments[8])
-        name, text = self.images[arguments[0] // 100 - 1].decode().split()  # as moduleGetFunction numbers functions
-        kernel = KERNELS[name]
-        fields = kernel.params(Problem.parse(text).static)
+        text, config = self.images[arguments[0] // 100 - 1].decode().split(" ", 1)  # as moduleGetFunction numbers functions
+        config = config_from_text(config)
+        kernel = kernel_of(config)
+        fields = kernel.params(Problem.parse(text).static, config)
         values = struct.unpack_from(params_format(fields), self.launches[-1][-1])
         params = dict(zip((field.name for field in fields), values))
         self.calls.append({"kernel": kernel.name, **params})
@@ -270,7 +271,7 @@ def install(monkeypatch):
     def build(match):
         fake.built.append(match)
         return SimpleNamespace(sha256=f"{match.problem.static.text} {match.config}",
-                               image=f"{match.config.kernel} {match.problem}".encode(), target="sm_90",
+                               image=f"{match.problem} {match.config}".encode(), target="sm_90",
                                nvrtc="13.0")
 
     monkeypatch.setattr(plans, "build", build)

@@ -1,4 +1,5 @@
 import ctypes
+import itertools
 import struct
 import threading
 import time
@@ -8,7 +9,8 @@ import pytest
 from fake_cuda import FakeCuda
 
 from autotune import dependent, launch as launching
-from autotune.kernels import KERNELS
+from autotune.gpu import by_name
+from autotune.kernels import candidates
 from autotune.kernels.base import Field, Step, params_bytes, params_format
 from autotune.launch import PARAMS_LIMIT_BYTES, LaunchError, load, ready
 from autotune.problem import Problem
@@ -117,8 +119,12 @@ def test_failures_are_sentences_with_the_drivers_status(cuda):
 
 
 def test_the_parameters_of_every_kernel_can_be_passed():
-    features = [Problem(softcap=softcap, alibi=alibi).static for softcap in (0.0, 30.0) for alibi in (False, True)]
-    assert all(params_bytes(kernel.params(static)) <= PARAMS_LIMIT_BYTES for kernel in KERNELS.values() for static in features)
+    gpu = by_name("nvidia-h200")
+    for op, softcap, alibi in itertools.product(("forward", "decode"), (0.0, 30.0), (False, True)):
+        problem = Problem(op, seqlen_q=1, seqlen_k=10**5, head_dim=64, softcap=softcap, alibi=alibi)
+        for kernel in candidates(problem, gpu):
+            fields = kernel.params(problem.static, kernel.default(problem, gpu))
+            assert 0 < params_bytes(fields) <= PARAMS_LIMIT_BYTES
 
 
 def test_parameter_buffers_are_not_shared_between_threads(cuda):

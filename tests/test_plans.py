@@ -56,10 +56,12 @@ def test_what_a_warm_call_launches_is_the_kernels_plan_and_arguments(kernel, dat
     grids, scalars = kernel.bind(like, config)(*sizes, scale, sink_dtype)
     assert grids == tuple(step.grid for step in kernel.plan(problem, config))
     heads = 2 * math.ceil(4 / kernel.block_heads(config))  # sets of heads that a block may own
-    assert grids == (sizes[0] * heads * math.ceil(sizes[1] / kernel.block_queries(config)),)
-    names = [field.name for field in kernel.fields]
+    blocks = sizes[0] * heads * math.ceil(sizes[1] / kernel.block_queries(config))
+    assert grids[0] == blocks * config.values.get("num_splits", 1)
+    names = [field.name for field in kernel.params(like.static, config)]
     named = dict(zip(names[names.index("batch"):], scalars))
-    assert scalars == kernel.arguments(problem, config, scale, sink_dtype) and len(named) == len(scalars)
+    assert scalars == kernel.arguments(problem, config, scale, sink_dtype)
+    assert set(names[names.index("batch") + len(scalars):]) <= {"tickets", "workspace"}
     assert (named["batch"], named["seqlen_q"], named["seqlen_k"], named["heads_q"], named["group"]) == (*sizes, 8, 4)
     assert named["sink_dtype"] == sink_dtype and named["scale_log2"] == pytest.approx(scale * math.log2(math.e))
     assert all(named[p.name] == config[p.name] for p in kernel.parameters if p.name in named)

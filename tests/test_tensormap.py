@@ -71,13 +71,17 @@ ARRAYS = (1024, 2048, 4096, 8192, 0, 0, *range(800, 896, 8))
 
 @pytest.mark.parametrize("kernel", FORWARD, ids=[kernel.name for kernel in FORWARD])
 def test_params_are_maps_then_arrays_then_scalars(kernel):
-    config = kernel.default(PROBLEM, GPU)
-    fields, packer = binding.bind(PROBLEM, config, GPU.sms)
-    grids, values = fields(2, 300, 700, ARRAYS, 0.5, 0)
-    maps = kernel.maps(PROBLEM, config)
-    assert values[len(maps):] == ARRAYS + kernel.arguments(PROBLEM, config, 0.5) and kernel.mapped == bool(maps)
-    assert grids == tuple(step.grid for step in kernel.plan(PROBLEM, config))
-    assert packer.format == params_format(kernel.fields) and len(packer.pack(*values)) == params_bytes(kernel.fields)
+    for config in {config["split_keys"]: config for config in kernel.space(PROBLEM, GPU)}.values() if kernel.draws else \
+            [kernel.default(PROBLEM, GPU)]:
+        bound, params = binding.bind(PROBLEM, config, GPU.sms), kernel.params(PROBLEM.static, config)
+        lent = bound.idle + (640,) * bool(bound.workspace)
+        grids, values = bound.fields(2, 300, 700, ARRAYS, 0.5, 0, (), lent)
+        maps = kernel.maps(PROBLEM, config)
+        assert values[len(maps):] == ARRAYS + kernel.arguments(PROBLEM, config, 0.5) + lent and kernel.mapped == bool(maps)
+        limits = (step.blocks_per_sm * GPU.sms or step.grid for step in kernel.plan(PROBLEM, config))
+        assert grids == tuple(min(step.grid, limit) for step, limit in zip(kernel.plan(PROBLEM, config), limits))
+        assert bound.packer.format == params_format(params) and len(bound.packer.pack(*values)) == params_bytes(params)
+        assert bound.draws == any(step.blocks_per_sm for step in kernel.plan(PROBLEM, config))
 
 
 def test_each_map_of_forward_wgmma_is_of_its_tensor():

@@ -129,8 +129,8 @@ class Kernel:
         """The tensor maps with which Params begins. Of sizes they depend on the page size only."""
         return ()
 
-    def params(self, static: Static) -> tuple[Field, ...]:
-        """The members of Params for problems of `static`: `fields`, and what only some features need, after them."""
+    def params(self, static: Static, config: Config) -> tuple[Field, ...]:
+        """The members of Params for problems of `static`: `fields`, and what only some features or configs need, after them."""
         return self.fields
 
     @property
@@ -145,8 +145,10 @@ class Kernel:
     # What follows is the same for every kernel.
 
     def config(self, static: Static, values: Mapping[str, Value]) -> Config:
-        """The config with these searched values and the derived ones that follow."""
-        searched = {p.name: values[p.name] for p in self.parameters if not p.derived}
+        """The config with these searched values, of which those with a value for configs without them may be missing, and the derived
+        ones that follow."""
+        searched = {p.name: values[p.name] if p.absent is None else values.get(p.name, p.absent)
+                    for p in self.parameters if not p.derived}
         derived = self.derive(static, searched)
         return Config.of(self.name, {p.name: derived[p.name] if p.derived else searched[p.name] for p in self.parameters})
 
@@ -160,6 +162,10 @@ class Kernel:
         for name, value in derived.items():
             if config[name] != value:
                 return f"{name} is {config[name]}, but the other values need exactly {value}"
+        for parameter in self.parameters:
+            if parameter.needs and config[parameter.name] not in (allowed := parameter.values_beside(config.values)):
+                return (f"{parameter.name} is {config[parameter.name]}; {'with' if config[parameter.needs] else 'without'} "
+                        f"{parameter.needs} it must be {' or '.join(map(str, allowed))}")
         return next(filter(None, (rule(static, config.values, gpu) for rule in self.rules)), None)
 
     def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
@@ -174,10 +180,10 @@ class Kernel:
         """What of `config` reaches the source: configs with the same key share a binary."""
         return tuple(config[p.name] for p in self.parameters if p.kind == "compile")
 
-    def launch_combinations(self) -> Iterator[dict[str, Value]]:
-        """Every combination of the launch parameters."""
+    def launch_combinations(self, compiled: Mapping[str, Value]) -> Iterator[dict[str, Value]]:
+        """Every combination of the launch parameters that may go with these compile parameters."""
         launch = [p for p in self.parameters if p.kind == "launch"]
-        for combination in itertools.product(*(p.values for p in launch)):
+        for combination in itertools.product(*(p.values_beside(compiled) for p in launch)):
             yield dict(zip((p.name for p in launch), combination))
 
     def compile_combinations(self) -> Iterator[dict[str, Value]]:
@@ -190,18 +196,21 @@ class Kernel:
 @lru_cache(maxsize=4)  # of some ten to a hundred MB
 def legal_configs(kernel: Kernel, static: Static, gpu: Gpu) -> tuple[Config, ...]:
     """Every config of `kernel` that is searched and breaks no rule, in canonical order."""
-    # Rules read compile parameters only (a launch value that is declared is legal), so they run once for each of those, and
-    # the launch parameters, which are declared last, are hung on.
+    # Rules read compile parameters only, so they run once for each of those, and the launch parameters, which are declared last,
+    # are hung on: the same ones wherever the compile parameters that some of them need are the same.
     kinds = [parameter.kind for parameter in kernel.parameters]
     compiled = kinds.count("compile")
     assert "launch" not in kinds[:compiled], f"{kernel.name} declares a launch parameter before a compile parameter"
-    launches = tuple(kernel.launch_combinations())
-    tails = [Config.of(kernel.name, launch).items for launch in launches]
+    needed = {parameter.needs for parameter in kernel.parameters if parameter.needs}
+    launches: dict[tuple[Value, ...], list[Config]] = {}
     legal = []
     for values in kernel.compile_combinations():
         if not kernel.searched(values, gpu):
             continue
-        config = kernel.config(static, {**values, **launches[0]})
+        key = tuple(values[name] for name in needed)
+        if key not in launches:
+            launches[key] = [Config.of(kernel.name, launch) for launch in kernel.launch_combinations(values)]
+        config = kernel.config(static, {**values, **launches[key][0].values})
         if kernel.illegal(static, config, gpu) is None:
-            legal += [Config(kernel.name, config.items[:compiled] + tail) for tail in tails]
+            legal += [Config(kernel.name, config.items[:compiled] + launch.items) for launch in launches[key]]
     return tuple(legal)

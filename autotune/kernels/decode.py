@@ -108,7 +108,7 @@ class DecodeKernel(Kernel):
             return f"it reads dense and paged keys and values, not {problem.kv} ones"
         return None
 
-    def params(self, static: Static) -> tuple[Field, ...]:
+    def params(self, static: Static, config: Config) -> tuple[Field, ...]:
         softcap = (Field("float", "softcap_log2", "soft cap * log2(e)"),) if static.softcap else ()
         return self.fields + softcap + (ALIBI_FIELDS if static.alibi else ())
 

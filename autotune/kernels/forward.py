@@ -44,6 +44,8 @@ ALIBI_FIELDS = (
     Field("long long", "alibi_batch_stride", "0: the slopes of all batch entries"),
 )
 TICKETS_FIELD = Field("u32*", "tickets", "a counter, 0 between launches, from which blocks draw their work; null: each has its own")
+WORKSPACE_FIELD = Field("float*", "workspace", "(num_splits, rows, head_dim_v): O of each split, for rows (batch, heads_q, seqlen_q); then "
+                        "(num_splits, rows, 2): maximum and sum")
 LEAST_ALIBI_SCALE = 1e-30  # slopes are divided by the scale, and must stay floats; scores this small are 0 beside any slope
 
 LOG2E = 1.4426950408889634
@@ -72,9 +74,14 @@ class ForwardKernel(Kernel):
             return f"it reads {' and '.join(self.sources)} keys and values, not {problem.kv} ones"
         return None
 
-    def params(self, static: Static) -> tuple[Field, ...]:
-        softcap = (Field("float", "softcap_scale", "softmax scale / soft cap"),) if static.softcap else ()
-        fields = self.fields + softcap + (ALIBI_FIELDS if static.alibi else ()) + ((TICKETS_FIELD,) if self.draws else ())
+    def launch_fields(self, config: Config) -> tuple[Field, ...]:
+        """The fields of Params that hold launch parameters; they follow FORWARD_FIELDS."""
+        return self.fields[self.fields.index(FORWARD_FIELDS[-1]) + 1:]
+
+    def params(self, static: Static, config: Config) -> tuple[Field, ...]:
+        fields = self.fields[:self.fields.index(FORWARD_FIELDS[-1]) + 1] + self.launch_fields(config)
+        fields += (Field("float", "softcap_scale", "softmax scale / soft cap"),) if static.softcap else ()
+        fields += (ALIBI_FIELDS if static.alibi else ()) + ((TICKETS_FIELD,) if self.draws else ())
         return packed.documented(fields, static) + packed.FIELDS[static.kv] if static.packed else fields
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
@@ -103,7 +110,7 @@ class ForwardKernel(Kernel):
         sets = problem.heads_kv * -(-group // heads)
         left = UNBOUNDED if problem.window_left is None else min(problem.window_left, UNBOUNDED)
         right = UNBOUNDED if problem.window_right is None else min(problem.window_right, UNBOUNDED)
-        launch_values = tuple(int(config[field.name]) for field in self.fields[self.fields.index(FORWARD_FIELDS[-1]) + 1:])
+        launch_values = tuple(int(config[field.name]) for field in self.launch_fields(config))
         softcap = problem.softcap
 
         def capped(batch, seqlen_q, seqlen_k, scale, sink_dtype):
@@ -123,6 +130,13 @@ class ForwardKernel(Kernel):
             return (packed.most_blocks(batch, seqlen_q, queries) * sets,), sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)[1]
 
         return spread if problem.packed else sized
+
+    def workspace_floats(self, problem: Problem, config: Config) -> int:
+        """float32 values of workspace that a launch needs for each query of each batch entry."""
+        return 0
+
+    def workspace_bytes(self, problem: Problem, config: Config) -> int:
+        return 4 * self.workspace_floats(problem, config) * problem.batch * problem.seqlen_q
 
     def block_queries(self, config: Config) -> int:
         """Consecutive queries that a block owns."""

@@ -33,7 +33,7 @@ def arguments(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray,
                for name, array in {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}.items()}
     make = _decode if isinstance(kernel, DecodeKernel) else _forward
     steps, fields = make(kernel, problem, config, inputs, out, strides, memory)
-    return steps, struct.pack(params_format(kernel.params(problem.static)), *fields)
+    return steps, struct.pack(params_format(kernel.params(problem.static, config)), *fields)
 
 
 def _forward(kernel: ForwardKernel, problem: Problem, config: Config, inputs: Inputs, out, strides, memory: Memory):
@@ -46,12 +46,15 @@ def _forward(kernel: ForwardKernel, problem: Problem, config: Config, inputs: In
              for step, grid in zip(kernel.plan(problem, config), grids)]
     if any(step.blocks_per_sm for step in steps):
         memory.add("tickets", np.zeros(1, np.uint32), writable=True)
-    counter = (memory.address.get("tickets", 0),) if kernel.draws else ()
+    lent = (memory.address.get("tickets", 0),) if kernel.draws else ()
+    if floats := kernel.workspace_bytes(problem, config) // 4:
+        memory.add("workspace", np.full(floats, np.nan, np.float32), writable=True)
+        lent += memory.address["workspace"],
     places = ()
     if problem.packed:
         places = (*_sequences(inputs, memory).fields, *packed.page_constants(problem, kernel.maps(problem, config)))
     return steps, (*maps, *pointers, *(stride for name in TENSORS for stride in strides[name]), *scalars,
-                   *_slopes(inputs, memory), *counter, *places)
+                   *_slopes(inputs, memory), *lent, *places)
 
 
 def _sequences(inputs: Inputs, memory: Memory) -> packed.Lengths | packed.Pages:

@@ -30,9 +30,10 @@ def seeds(kernel: Kernel, problem: Problem, gpu: Gpu, space: Sequence[Config], r
 
 
 def predicted(kernel: Kernel, problem: Problem, gpu: Gpu, space: Sequence[Config], count: int) -> list[Config]:
-    """The `count` most promising of `space` by `estimate_us`, apart from each other, with the default's launch parameters."""
+    """The `count` most promising of `space` by `estimate_us`, apart from each other, with the default's launch parameters but for
+    those that go with compile parameters."""
     default = kernel.default(problem, gpu)
-    launch = [p.name for p in kernel.parameters if p.kind == "launch" and not p.derived]
+    launch = [p.name for p in kernel.parameters if p.kind == "launch" and not p.derived and not p.needs]
     skeletons = [config for config in space if all(config[name] == default[name] for name in launch)]
     changes = {config: sum(config[name] != value for name, value in default.items) for config in skeletons}
     guesses = {config: round(guess_us(kernel, problem, config, gpu), 3) for config in skeletons}

@@ -1,48 +1,29 @@
-// Partial results of the same rows and different keys, put together: O, the row maximum (log2 units) and the row sum
-// relative to it, always in the order of the keys, so that the result is the same bit for bit however blocks ran.
+// What pieces leave in the workspace, put together, always in the order of the keys, so that the result is the same bit for bit
+// however blocks ran.
 
-constexpr int COLUMNS_PER_THREAD = 8;
-constexpr int THREADS_PER_ROW = HEAD_DIM_V / COLUMNS_PER_THREAD;
+DEVICE Workspace workspace_of(const Params& p) {  // a slot for each piece
+    return {p.partial_o, p.partial_statistics, min_of(BLOCK_M, p.group * p.seqlen_q)};
+}
 
-struct Partial {
-    float maximum = -INF, sum = 0, o[COLUMNS_PER_THREAD] = {};
-};
-
-DEVICE float weight_of(float maximum, float top) { return top == -INF ? 0 : exp2_approx(maximum - top); }
-
-// Where a block's partial result stands in the workspace.
-struct Workspace {
-    float *o, *statistics;
-    int rows;  // of a slot
-    DEVICE Workspace(const Params& p) : o(p.partial_o), statistics(p.partial_statistics),
-                                        rows(min_of(BLOCK_M, p.group * p.seqlen_q)) {}
-    DEVICE float* row(int slot, int r) const { return o + (i64(slot) * rows + r) * HEAD_DIM_V; }
-    DEVICE float* row_statistics(int slot, int r) const { return statistics + (i64(slot) * rows + r) * 2; }
-
-    DEVICE void store(int slot, int r, int column, const Partial& part) const {
-        float* to = row(slot, r) + column;
-        store_global_floats(to, {part.o[0], part.o[1], part.o[2], part.o[3]});
-        store_global_floats(to + 4, {part.o[4], part.o[5], part.o[6], part.o[7]});
-        if (column == 0) store_global_floats(row_statistics(slot, r), part.maximum, part.sum);
-    }
-};
+DEVICE void store_partial(const Workspace& workspace, int slot, int row, int column, const Partial& part) {
+    float* to = workspace.row(slot, row) + column;
+    store_global_floats(to, {part.o[0], part.o[1], part.o[2], part.o[3]});
+    store_global_floats(to + 4, {part.o[4], part.o[5], part.o[6], part.o[7]});
+    if (column == 0) store_global_floats(workspace.row_statistics(slot, row), part.maximum, part.sum);
+}
 
 // Writes 8 columns of a finished row, sink included.
 DEVICE void finish(const Params& p, const Rows& rows, int row, int column, const Partial& whole) {
     const int head = rows.head(p, row), query = rows.first_query + rows.query(p, row);
-    const RowEnd end = finish_row(whole.maximum, whole.sum, sink_logit_log2(p.sinks, p.sink_dtype, head));
-    const float factor = end.factor * output_scale(p, rows.head_kv);
-    Chunk chunk;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) chunk.word[i] = pack2<Element>(whole.o[2 * i] * factor, whole.o[2 * i + 1] * factor);
-    store_global_16(p.out + rows.batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + column, chunk);
-    if (p.lse && column == 0) p.lse[rows.batch * p.lse_batch_stride + head * p.lse_head_stride + query] = end.lse;
+    Element* out = p.out + rows.batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + column;
+    float* lse = p.lse && column == 0 ? p.lse + rows.batch * p.lse_batch_stride + head * p.lse_head_stride + query : nullptr;
+    finish(whole, sink_logit_log2(p.sinks, p.sink_dtype, head), output_scale(p, rows.head_kv), out, lse);
 }
 
 // Merges the splits of `rows`, with all THREADS threads of the block. Shared memory takes the statistics of all splits, and O of
 // as many splits as there is room for at a time, so that one wait covers them: a wait for L2 takes 0.8 us.
 template <int THREADS> DEVICE void merge_splits(const Params& p, const Rows& rows, const Cut& cut, u32 smem, int smem_bytes) {
-    const Workspace workspace(p);
+    const Workspace workspace = workspace_of(p);
     const SharedArray<float> statistics{smem};
     const int stride = unsplit_pieces(p, cut.queries.count), first = cut.first_slot + rows.unsplit;  // slots of the splits
     const int statistics_bytes = round_up(cut.splits * rows.count * 8, 16), slot_bytes = rows.count * HEAD_DIM_V * 4;

@@ -10,4 +10,7 @@ struct alignas(64) Task {
     Work work;
     KvTiles<BLOCK_N> tiles;
     bool exists;  // false: there is no more work
+//% if split_keys
+    int split;
+//% endif
 };

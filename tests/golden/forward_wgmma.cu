@@ -804,7 +804,7 @@ using OTile = SmemTile<UNIT_ROWS, HEAD_DIM_V>;
 using KTile = SmemTile<BLOCK_N, HEAD_DIM>;
 using VTile = SmemTile<BLOCK_N, HEAD_DIM_V>;
 
-// What a warpgroup and its loader do with whole tiles: copies, products, and the way out of the output.
+// What a warpgroup and its loader do with whole tiles: copies, products, turns.
 
 // Starts the copies of one tile, a panel of 64 columns at a time.
 template <typename Tile> DEVICE void load_tile(Tile tile, const TensorMap& map, u32 barrier, int row, int head, int batch, u64 hint) {
@@ -854,63 +854,6 @@ struct Turns {
     DEVICE void take() const { if constexpr (PING_PONG) named_barrier_sync(mine, 2 * WARPGROUP_SIZE); }
     DEVICE void pass() const { if constexpr (PING_PONG) named_barrier_arrive(following, 2 * WARPGROUP_SIZE); }
 };
-
-// The sinks of this lane's two rows, of which `row` is the first.
-struct RowSinks {
-    float logit_log2[2];
-    DEVICE RowSinks(const Params& p, const Work& work, int row) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            logit_log2[half] = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
-    }
-};
-// Divides O by the row sums and writes the LSE, if it is asked for. `row` is this lane's first one.
-DEVICE void finish_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics<1>& rows, const RowSinks& sinks, const Work& work, int row) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half, row += 8) {
-        const RowEnd end = finish_row(rows.maximum[0][half] * p.scale_log2, row_sum(rows.sum[0][half]), sinks.logit_log2[half]);
-#pragma unroll
-        for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= end.factor, o[0][d][half * 2 + 1] *= end.factor;
-        if (p.lse && work.exists(row) && c_column() == 0)
-            p.lse[(i64(work.batch) * p.heads_q + work.head(row)) * p.seqlen_q + work.query(row)] = end.lse;
-    }
-}
-
-// Stores a group's output from its tile: by the copy engine, which goes on reading the tile for a while, unless the block has
-// fewer heads than its box.
-DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1][TILES_V][4], const Work& work, int group) {
-    const int warp_row = thread_id() % WARPGROUP_SIZE / WARP_SIZE * 16;
-#pragma unroll
-    for (int d = 0; d + 1 < TILES_V; d += 2) {
-        u32 a[4];
-        c_to_a<Element>(a, o[0][d], o[0][d + 1]);
-        store_a(tile, lane_id(), warp_row, d, a);
-    }
-    if constexpr (TILES_V % 2 == 1) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            store_shared_4(tile.address(warp_row + half * 8 + c_row(), TILES_V - 1) + c_column() * 2,
-                           pack2<Element>(o[0][TILES_V - 1][half * 2], o[0][TILES_V - 1][half * 2 + 1]));
-    }
-    fence_async_proxy();
-    named_barrier_sync(1 + group, WARPGROUP_SIZE);
-    if (BLOCK_HEADS == 1 || work.head_count == BLOCK_HEADS) {
-        if (thread_id() % WARPGROUP_SIZE != 0) return;
-#pragma unroll
-        for (int panel = 0; panel < OTile::PANELS; ++panel)
-            tma_store(p.out_map, tile.base + panel * OTile::PANEL_BYTES, panel * 64, work.query(group * UNIT_ROWS),
-                      work.head_begin, work.batch);
-        tma_store_commit();
-    } else {
-        for (int i = thread_id() % WARPGROUP_SIZE; i < UNIT_ROWS * TILES_V; i += WARPGROUP_SIZE) {
-            const int row = group * UNIT_ROWS + i / TILES_V, chunk = i % TILES_V;
-            Element* out = p.out + work.batch * p.out_batch_stride + work.head(row) * p.out_head_stride + work.query(row) * p.out_row_stride;
-            if (work.exists(row)) store_global_16(out + chunk * 8, load_shared_16(tile.address(i / TILES_V, chunk)));
-        }
-        fence_async_proxy();  // these reads come before the copy of the next Q
-        named_barrier_sync(1 + group, WARPGROUP_SIZE);
-    }
-}
 // Shared memory: buffers of Q (later of the output), of K, of V, then barriers and tasks.
 constexpr int ROWS_BYTES = larger(QTile::BYTES, OTile::BYTES);
 constexpr int K_OFFSET = Q_STAGES * NUM_WARPGROUPS * ROWS_BYTES, V_OFFSET = K_OFFSET + NUM_STAGES * KTile::BYTES;
@@ -927,7 +870,6 @@ struct Rings {
     Ring q{smem_base() + BARRIERS_OFFSET}, k{q.full(Q_STAGES)}, v{k.full(NUM_STAGES)};
     DEVICE Rings() {}
 };
-
 // The loader's part: one thread that keeps the rings full, block after block.
 DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
     Place<Q_STAGES> q_place;
@@ -964,7 +906,64 @@ DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
     task_at(q_place.stage).set(0, Task{});
     mbarrier_arrive(rings.q.full(q_place.stage));
 }
+// The way out of a group's rows that have seen all of their keys. `row` is this lane's first one.
+struct Results {
+    float sinks[2];  // of this lane's rows, in log2 units
 
+    DEVICE Results(const Params& p, const Work& work, int row) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            sinks[half] = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
+    }
+
+    // Divides O by the row sums and writes the LSE, if it is asked for.
+    DEVICE void close(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics<1>& rows, const Task& task, int row) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half, row += 8) {
+            const RowEnd end = finish_row(rows.maximum[0][half] * p.scale_log2, row_sum(rows.sum[0][half]), sinks[half]);
+#pragma unroll
+            for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= end.factor, o[0][d][half * 2 + 1] *= end.factor;
+            if (p.lse && task.work.exists(row) && c_column() == 0)
+                p.lse[(i64(task.work.batch) * p.heads_q + task.work.head(row)) * p.seqlen_q + task.work.query(row)] = end.lse;
+        }
+    }
+
+    // Stores a group's output from its tile: by the copy engine, which goes on reading the tile for a while, unless the block has
+    // fewer heads than its box.
+    DEVICE void store(const Params& p, const OTile& tile, const float (&o)[1][TILES_V][4], const Work& work, int group) const {
+        const int warp_row = thread_id() % WARPGROUP_SIZE / WARP_SIZE * 16;
+#pragma unroll
+        for (int d = 0; d + 1 < TILES_V; d += 2) {
+            u32 a[4];
+            c_to_a<Element>(a, o[0][d], o[0][d + 1]);
+            store_a(tile, lane_id(), warp_row, d, a);
+        }
+        if constexpr (TILES_V % 2 == 1) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                store_shared_4(tile.address(warp_row + half * 8 + c_row(), TILES_V - 1) + c_column() * 2,
+                               pack2<Element>(o[0][TILES_V - 1][half * 2], o[0][TILES_V - 1][half * 2 + 1]));
+        }
+        fence_async_proxy();
+        named_barrier_sync(1 + group, WARPGROUP_SIZE);
+        if (BLOCK_HEADS == 1 || work.head_count == BLOCK_HEADS) {
+            if (thread_id() % WARPGROUP_SIZE != 0) return;
+#pragma unroll
+            for (int panel = 0; panel < OTile::PANELS; ++panel)
+                tma_store(p.out_map, tile.base + panel * OTile::PANEL_BYTES, panel * 64, work.query(group * UNIT_ROWS),
+                          work.head_begin, work.batch);
+            tma_store_commit();
+        } else {
+            for (int i = thread_id() % WARPGROUP_SIZE; i < UNIT_ROWS * TILES_V; i += WARPGROUP_SIZE) {
+                const int row = group * UNIT_ROWS + i / TILES_V, chunk = i % TILES_V;
+                Element* out = p.out + work.batch * p.out_batch_stride + work.head(row) * p.out_head_stride + work.query(row) * p.out_row_stride;
+                if (work.exists(row)) store_global_16(out + chunk * 8, load_shared_16(tile.address(i / TILES_V, chunk)));
+            }
+            fence_async_proxy();  // these reads come before the copy of the next Q
+            named_barrier_sync(1 + group, WARPGROUP_SIZE);
+        }
+    }
+};
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_wgmma(const __grid_constant__ Params p) {
     const int blocks = Work::count(p);
     const Rings rings;
@@ -1092,15 +1091,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
         bool more = false;  // whether the next block's product is under way
         if constexpr (AHEAD) more = p.tickets && start_block();
         turns.pass();
-        const RowSinks sinks(p, work, warp_row + c_row());  // asked for early: their latency hides behind the product
+        const Results results(p, work, warp_row + c_row());  // asks for what it needs early, while the product runs
         if (more) wgmma_wait<1>(o[0]);
         else wgmma_wait<0>(o[0]);
         if (!tiles.empty()) release_v();
 
-        finish_rows(p, o, rows, sinks, work, warp_row + c_row());
+        results.close(p, o, rows, task, warp_row + c_row());
         // A tile of zeros goes the same way when no key reaches the block. All warps of the group are done with Q by then.
         named_barrier_sync(1 + group, WARPGROUP_SIZE);
-        store_output(p, OTile{q_tile(leaving, group).base}, o, work, group);
+        results.store(p, OTile{q_tile(leaving, group).base}, o, work, group);
         if constexpr (!AHEAD) release_q();
     } while (p.tickets);
     if (leader) tma_store_wait_read();  // shared memory must outlive the copy
