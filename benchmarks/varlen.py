@@ -59,7 +59,8 @@ def measure(gpu: Gpu, lengths: list[int], peers: list) -> dict:
     """One draw: our time packed and dense, and the peers' times. Raises `SystemExit` for a wrong result of ours."""
     from autotune.benchrun import measure_row, release
 
-    packed, dense = Problem(kv="varlen", batch=SEQUENCES, seqlen_q=max(lengths), seqlen_k=max(lengths), **SHAPE), equal_work(lengths)
+    packed = Problem(kv="varlen", batch=SEQUENCES, seqlen_q=max(lengths), seqlen_k=max(lengths), **SHAPE)
+    dense = equal_work(lengths)
     around = []
     for problem, others, sequences in ((dense, [], None), (packed, peers, [(n, n) for n in lengths]), (dense, [], None)):
         row, failed = measure_row(problem, others, gpu, sequences)
