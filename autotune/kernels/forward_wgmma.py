@@ -28,19 +28,20 @@ L2_BYTES_PER_US = 4e6
 TASK_BYTES = 64  # what the loader tells the groups of a block
 BOX_ROWS_FIELD = Field("int", "box_rows", "of a box of K or V: the most that divide a page and a tile")
 LOADER_REGISTERS = 32  # at the least; with the 24 that setmaxnreg would take the loader spills
+MOST_REGISTERS, MOST_LOADER_REGISTERS = 240, 64  # an H200 stopped at a group that was alone and handed over none of its 256
 PACKED_LOADER_REGISTERS = 48  # of one that looks for the sequences of its work: with 40 it spills
 
 
 def multiplier_registers(static: Static, v: Mapping[str, Value], registers_per_sm: int = 65536) -> int:
     """What setmaxnreg can give each thread of the multiplying groups once the loader's group has handed over its own."""
     groups, least = v["num_warpgroups"], PACKED_LOADER_REGISTERS if static.packed else LOADER_REGISTERS
-    return min(256, (entry_registers(v, registers_per_sm) * (1 + groups) - least) // groups // 8 * 8)
+    return min(MOST_REGISTERS, (entry_registers(v, registers_per_sm) * (1 + groups) - least) // groups // 8 * 8)
 
 
 def loader_registers(static: Static, v: Mapping[str, Value], registers_per_sm: int = 65536) -> int:
-    """What is left for each thread of the loader's group."""
+    """What each thread of the loader's group keeps of what is left."""
     groups, entry = v["num_warpgroups"], entry_registers(v, registers_per_sm)
-    return min(entry, entry * (1 + groups) - groups * multiplier_registers(static, v, registers_per_sm))
+    return min(MOST_LOADER_REGISTERS, entry * (1 + groups) - groups * multiplier_registers(static, v, registers_per_sm))
 
 
 def entry_registers(v: Mapping[str, Value], registers_per_sm: int) -> int:
@@ -124,6 +125,8 @@ class ForwardWgmma(ForwardKernel):
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:
         if gpu.arch != 90:
             return f"it is for compute capability 9.0, the GPU has {gpu.arch / 10}"
+        if not problem.seqlen_k:
+            return "there are no keys, and the copy engine maps no array of nothing"
         for name in ("head_dim", "head_dim_v"):
             value = getattr(problem, name)
             if value % 8 or not 16 <= value <= 256:

@@ -6,8 +6,7 @@ DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
 //% endif
     Place<Q_STAGES> q_place;
     Place<NUM_STAGES> k_place, v_place;
-    for (int block = block_id(), next; block < blocks; block = next) {
-        next = draw_block(p, blocks);  // asked for early: the answer takes 0.7 us
+    for (int block = block_id(); block < blocks; block = draw_block(p, blocks)) {
 //% if split_keys
         const int unsplit = block / p.num_splits, split = block - unsplit * p.num_splits;
         const Work work(p, unsplit);

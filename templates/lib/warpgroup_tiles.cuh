@@ -1,4 +1,4 @@
-// What a warpgroup and its loader do with whole tiles: copies, products, turns.
+// What a warpgroup and its loader do with whole tiles: copies and products.
 
 // Starts the copies of one tile, a panel of 64 columns at a time.
 template <typename Tile> DEVICE void load_tile(Tile tile, const TensorMap& map, u32 barrier, int row, int head, int batch, u64 hint) {
@@ -38,13 +38,3 @@ DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int 
     fence_async_proxy();
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
 }
-
-// Groups take turns to multiply. Named barriers 1.. let the warps of a group meet; those after them pass a turn on.
-struct Turns {
-    int mine, following;
-    DEVICE Turns(int group) : mine(1 + NUM_WARPGROUPS + group), following(1 + NUM_WARPGROUPS + (group + 1) % NUM_WARPGROUPS) {
-        if (group == NUM_WARPGROUPS - 1) pass();
-    }
-    DEVICE void take() const { if constexpr (PING_PONG) named_barrier_sync(mine, 2 * WARPGROUP_SIZE); }
-    DEVICE void pass() const { if constexpr (PING_PONG) named_barrier_arrive(following, 2 * WARPGROUP_SIZE); }
-};

@@ -1,58 +1,37 @@
-// The way out of a group's rows that have seen all of their keys. `row` is this lane's first one.
-struct Results {
-    float sinks[2];  // of this lane's rows, in log2 units
+// The way out of a block of queries that has seen all of its keys.
 
-    DEVICE Results(const Params& p, const Work& work, int row) {
+// Stores a group's output from its tile: by the copy engine, unless the block has fewer heads than its box.
+DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1][TILES_V][4], const Work& work, int group) {
+    const int warp_row = thread_id() % WARPGROUP_SIZE / WARP_SIZE * 16;
+#pragma unroll
+    for (int d = 0; d + 1 < TILES_V; d += 2) {
+        u32 a[4];
+        c_to_a<Element>(a, o[0][d], o[0][d + 1]);
+        store_a(tile, lane_id(), warp_row, d, a);
+    }
+    if constexpr (TILES_V % 2 == 1) {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            sinks[half] = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
+            store_shared_4(tile.address(warp_row + half * 8 + c_row(), TILES_V - 1) + c_column() * 2,
+                           pack2<Element>(o[0][TILES_V - 1][half * 2], o[0][TILES_V - 1][half * 2 + 1]));
     }
-
-    // Divides O by the row sums and writes the LSE, if it is asked for.
-    DEVICE void close(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics<1>& rows, const Task& task, int row) const {
+    fence_async_proxy();
+    named_barrier_sync(1 + group, WARPGROUP_SIZE);
+    if (${sequence.whole}) {
+        if (thread_id() % WARPGROUP_SIZE != 0) return;
 #pragma unroll
-        for (int half = 0; half < 2; ++half, row += 8) {
-            const RowEnd end = finish_row(rows.maximum[0][half] * p.scale_log2, row_sum(rows.sum[0][half]), sinks[half]);
-#pragma unroll
-            for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= end.factor, o[0][d][half * 2 + 1] *= end.factor;
-            if (p.lse && task.work.exists(row) && c_column() == 0)
-                p.lse[(i64(task.work.batch) * p.heads_q + task.work.head(row)) * p.seqlen_q + task.work.query(row)] = end.lse;
+        for (int panel = 0; panel < OTile::PANELS; ++panel)
+            tma_store(p.out_map, tile.base + panel * OTile::PANEL_BYTES, panel * 64, work.query(group * UNIT_ROWS),
+                      work.head_begin, work.batch);
+        tma_store_commit();
+        tma_store_wait_read();
+    } else {
+        for (int i = thread_id() % WARPGROUP_SIZE; i < UNIT_ROWS * TILES_V; i += WARPGROUP_SIZE) {
+            const int row = group * UNIT_ROWS + i / TILES_V, chunk = i % TILES_V;
+            Element* out = p.out + work.batch * p.out_batch_stride + work.head(row) * p.out_head_stride + work.query(row) * p.out_row_stride;
+            if (work.exists(row)) store_global_16(out + chunk * 8, load_shared_16(tile.address(i / TILES_V, chunk)));
         }
-    }
-
-    // Stores a group's output from its tile: by the copy engine, which goes on reading the tile for a while, unless the block has
-    // fewer heads than its box.
-    DEVICE void store(const Params& p, const OTile& tile, const float (&o)[1][TILES_V][4], const Work& work, int group) const {
-        const int warp_row = thread_id() % WARPGROUP_SIZE / WARP_SIZE * 16;
-#pragma unroll
-        for (int d = 0; d + 1 < TILES_V; d += 2) {
-            u32 a[4];
-            c_to_a<Element>(a, o[0][d], o[0][d + 1]);
-            store_a(tile, lane_id(), warp_row, d, a);
-        }
-        if constexpr (TILES_V % 2 == 1) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                store_shared_4(tile.address(warp_row + half * 8 + c_row(), TILES_V - 1) + c_column() * 2,
-                               pack2<Element>(o[0][TILES_V - 1][half * 2], o[0][TILES_V - 1][half * 2 + 1]));
-        }
-        fence_async_proxy();
+        fence_async_proxy();  // these reads come before the copy of the next Q
         named_barrier_sync(1 + group, WARPGROUP_SIZE);
-        if (${sequence.whole}) {
-            if (thread_id() % WARPGROUP_SIZE != 0) return;
-#pragma unroll
-            for (int panel = 0; panel < OTile::PANELS; ++panel)
-                tma_store(p.out_map, tile.base + panel * OTile::PANEL_BYTES, panel * 64, work.query(group * UNIT_ROWS),
-                          work.head_begin, work.batch);
-            tma_store_commit();
-        } else {
-            for (int i = thread_id() % WARPGROUP_SIZE; i < UNIT_ROWS * TILES_V; i += WARPGROUP_SIZE) {
-                const int row = group * UNIT_ROWS + i / TILES_V, chunk = i % TILES_V;
-                Element* out = p.out + work.batch * p.out_batch_stride + work.head(row) * p.out_head_stride + work.query(row) * p.out_row_stride;
-                if (work.exists(row)) store_global_16(out + chunk * 8, load_shared_16(tile.address(i / TILES_V, chunk)));
-            }
-            fence_async_proxy();  // these reads come before the copy of the next Q
-            named_barrier_sync(1 + group, WARPGROUP_SIZE);
-        }
     }
-};
+}
