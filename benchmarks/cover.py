@@ -242,7 +242,7 @@ def _cached_case(items: tuple) -> Case | None:
 
 # Configs
 
-DRAWS = 300  # of values, for a config that is legal
+DRAWS = 1000  # of values, for a config that is legal
 
 
 def drawn_configs(kernel: Kernel, case: Case, gpu: Gpu, count: int, seed: int) -> list[Config]:
@@ -252,7 +252,9 @@ def drawn_configs(kernel: Kernel, case: Case, gpu: Gpu, count: int, seed: int) -
     rng = random.Random(f"{seed} {kernel.name} {static.text}")
     found: dict[Config, None] = {}
     for _ in range(DRAWS * count):
-        config = kernel.config(static, {p.name: rng.choice(p.values) for p in kernel.parameters if not p.derived})
+        values = {p.name: rng.choice(p.values) for p in kernel.parameters if p.kind == "compile" and not p.derived}
+        values |= {p.name: rng.choice(p.values_beside(values)) for p in kernel.parameters if p.kind == "launch"}
+        config = kernel.config(static, values)
         if kernel.illegal(static, config, gpu) is None:
             found[config] = None
         if len(found) == count:
