@@ -19,11 +19,11 @@ from .tensormap import encode
 
 
 class Binding(NamedTuple):
-    """`fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes, lent)` gives (blocks of each step, the fields of Params),
-    for `packer` to pack. `arrays` is 6 pointers (q, k, v, out, lse, sinks), then 12 strides in elements (q, k, v, out by batch,
-    row, head); `slopes` is (pointer, batch stride) of the ALiBi slopes, or empty for problems without; `lent` is the pointer to a
-    counter that is 0, or 0 unless `draws`, or nothing for kernels that never draw, then the pointer to the workspace if there must be
-    one. Raises `tensormap.Unmappable` for arrays that the kernel's maps cannot describe."""
+    """`fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes, lent)` gives (blocks of each step, the fields of
+    Params), for `packer` to pack. `arrays` is 6 pointers (q, k, v, out, lse, sinks), then 12 strides in elements (q, k, v, out by
+    batch, row, head); `slopes` is (pointer, batch stride) of the ALiBi slopes, or empty for problems without; `lent` is the
+    pointer to a counter that is 0, or 0 unless `draws`, or nothing for kernels that never draw, then the pointer to the workspace
+    if there must be one. Raises `tensormap.Unmappable` for arrays that the kernel's maps cannot describe."""
 
     fields: Callable[[int, int, int, tuple, float, int, tuple, tuple], tuple[tuple, tuple]]
     packer: struct.Struct

@@ -216,7 +216,7 @@ class _Table:
         return own
 
     def _of(self, problem: Problem, records: tuple[Record, ...], foreign: bool) -> Iterator[Match]:
-        """A match for each record near enough whose config is legal here."""
+        """A match for each record near enough whose config is legal here, and no worse than a default for sizes like these."""
         for record in records:
             representative = record.problem.simplified().bucketed()
             if representative.static != problem.static:
@@ -225,12 +225,15 @@ class _Table:
             kernel = KERNELS[record.config.kernel]
             if steps > RADIUS or kernel.reject(problem, self.gpu) or kernel.illegal(problem.static, record.config, self.gpu):
                 continue
+            config = record.config if representative == problem else kernel.adapted(problem, record.config, self.gpu)
+            if config is None:
+                continue
             evidence = record.evidence
             if evidence == "measured" and (here := _toolkit_here()) and _minor(record.nvrtc) != here:
                 evidence = "other_toolkit"
             tier = "same_arch" if foreign else "near" if representative != problem else "exact"
             slowdown = 1 + SLOWDOWN_PER_STEP * steps + SLOWDOWN_OF_EVIDENCE[evidence] + (SLOWDOWN_OTHER_GPU if foreign else 0)
-            yield Match(record.config, tier, evidence, problem, self.gpu, record, steps, slowdown)
+            yield Match(config, tier, evidence, problem, self.gpu, record, steps, slowdown)
 
     def _default(self, problem: Problem, view: database.View) -> Match:
         try:

@@ -34,8 +34,8 @@ class UntunedWarning(UserWarning):
 class Plan:
     """A kernel, its config and its loaded binary, for every problem of one bucket on one device."""
 
-    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_fields", "_packer", "_draws", "_idle", "_workspace",
-                 "_launches")
+    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_fields", "_packer", "_draws", "_idle",
+                 "_workspace", "_launches")
 
     def __init__(self, match: Match, loaded: launch.Loaded):
         problem, config = match.problem, match.config
@@ -51,8 +51,8 @@ class Plan:
             sink_dtype: int, slopes: tuple = ()) -> None:
         """Launches on `stream` for exact sizes, which must be of this plan's bucket.
 
-        `arrays` and `slopes` are what `binding.Binding` takes. A counter and workspace, if they are needed, come from `library`, for
-        the device of `like`; the workspace may be used again once the call has returned, by later work on the stream. Raises
+        `arrays` and `slopes` are what `binding.Binding` takes. A counter and workspace, if they are needed, come from `library`,
+        for the device of `like`; the workspace may be used again once the call has returned, by later work on the stream. Raises
         `tensormap.Unmappable` for arrays that this plan's kernel cannot take in place; `without_maps` has the plan that can.
         """
         lent = self._idle

@@ -48,8 +48,8 @@ def verify(problem: Problem, config: Config, gpu: Gpu, seed: int = 0, device: in
 
 
 def runner(problem: Problem, config: Config, binary, device: int) -> Callable:
-    """``run(inputs, out, lse)``: launches `config`'s plan on CuPy arrays, on CuPy's current stream. `lse` may be None. Where it is
-    asked for, which is when results are checked, the workspace is poisoned first and the counter must come back to 0."""
+    """``run(inputs, out, lse)``: launches `config`'s plan on CuPy arrays, on CuPy's current stream. `lse` may be None. Where it
+    is asked for, which is when results are checked, the workspace is poisoned first and the counter must come back to 0."""
     import cupy
 
     if problem.op == "decode":

@@ -252,9 +252,7 @@ def drawn_configs(kernel: Kernel, case: Case, gpu: Gpu, count: int, seed: int) -
     rng = random.Random(f"{seed} {kernel.name} {static.text}")
     found: dict[Config, None] = {}
     for _ in range(DRAWS * count):
-        values = {p.name: rng.choice(p.values) for p in kernel.parameters if p.kind == "compile" and not p.derived}
-        values |= {p.name: rng.choice(p.values_beside(values)) for p in kernel.parameters if p.kind == "launch"}
-        config = kernel.config(static, values)
+        config = kernel.config(static, kernel.draw(rng.choice))
         if kernel.illegal(static, config, gpu) is None:
             found[config] = None
         if len(found) == count:

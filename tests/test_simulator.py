@@ -48,7 +48,7 @@ def cases(name: str) -> tuple[tuple[Problem, object], ...]:
         for extra in extras:  # those that the kernel has
             text += extra * (kernel.reject(Problem.parse(text + extra), GPU) is None)
         static = Problem.parse(text).static
-        config = kernel.config(static, {p.name: choose.choice(p.values) for p in kernel.parameters if not p.derived})
+        config = kernel.config(static, kernel.draw(choose.choice))
         if config["smem_bytes"] > SMALL or kernel.illegal(static, config, GPU):
             continue
         rows, keys = tile_of(config)

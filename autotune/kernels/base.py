@@ -118,6 +118,11 @@ class Kernel:
         """A legal config known to be good without tuning, from the literature; its source stands beside it."""
         raise NotImplementedError
 
+    def adapted(self, problem: Problem, config: Config, gpu: Gpu) -> Config | None:
+        """`config`, which was good for a problem of other sizes, with what depends on sizes chosen for those of `problem`; None
+        if the default is better than anything of its kind."""
+        return config
+
     def plan(self, problem: Problem, config: Config) -> list[Step]:
         """The launches that compute `problem`, in order."""
         raise NotImplementedError
@@ -145,8 +150,8 @@ class Kernel:
     # What follows is the same for every kernel.
 
     def config(self, static: Static, values: Mapping[str, Value]) -> Config:
-        """The config with these searched values, of which those with a value for configs without them may be missing, and the derived
-        ones that follow."""
+        """The config with these searched values, of which those with a value for configs without them may be missing, and the
+        derived ones that follow."""
         searched = {p.name: values[p.name] if p.absent is None else values.get(p.name, p.absent)
                     for p in self.parameters if not p.derived}
         derived = self.derive(static, searched)
@@ -185,6 +190,14 @@ class Kernel:
         launch = [p for p in self.parameters if p.kind == "launch"]
         for combination in itertools.product(*(p.values_beside(compiled) for p in launch)):
             yield dict(zip((p.name for p in launch), combination))
+
+    def draw(self, choice: Callable[[tuple[Value, ...]], Value]) -> dict[str, Value]:
+        """A value for each searched parameter, drawn with `choice` (of a `random.Random`); rules may refuse them."""
+        values: dict[str, Value] = {}
+        for parameter in self.parameters:
+            if not parameter.derived:
+                values[parameter.name] = choice(parameter.values_beside(values))
+        return values
 
     def compile_combinations(self) -> Iterator[dict[str, Value]]:
         """Every combination of the searched compile parameters, legal or not."""

@@ -44,8 +44,6 @@ ALIBI_FIELDS = (
     Field("long long", "alibi_batch_stride", "0: the slopes of all batch entries"),
 )
 TICKETS_FIELD = Field("u32*", "tickets", "a counter, 0 between launches, from which blocks draw their work; null: each has its own")
-WORKSPACE_FIELD = Field("float*", "workspace", "(num_splits, rows, head_dim_v): O of each split, for rows (batch, heads_q, seqlen_q); then "
-                        "(num_splits, rows, 2): maximum and sum")
 LEAST_ALIBI_SCALE = 1e-30  # slopes are divided by the scale, and must stay floats; scores this small are 0 beside any slope
 
 LOG2E = 1.4426950408889634

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Callable, Mapping
 
 from ..config import Config, Parameter, Value
 from ..gpu import Gpu
 from ..problem import Problem, Static
 from ..sequences import visible_pairs
+from . import splits
 from .base import Field, Map, Step, resident_blocks
-from .forward import FORWARD_FIELDS, TENSORS, WORKSPACE_FIELD, ForwardKernel
+from .forward import FORWARD_FIELDS, TENSORS, ForwardKernel
 from .forward_mma import PANEL
 from .limits import registers_exceeded, shared_memory_exceeded
 
 WARPGROUP_SIZE = 128
 GROUP_ROWS = 64  # query rows that a warpgroup owns: M of wgmma
-
-NUM_SPLITS_FIELD = Field("int", "num_splits", "blocks that share the keys of a block of queries")
-SPLIT_HEAD_GROUP = 4  # with keys split
-LEAST_TILES, DEFAULT_TILES = 2, 4  # of a split, on average: that is worth trying, and that a default has
-COMBINE_THREADS, COMBINE_COLUMNS = 128, 8  # of a block that puts splits together, and of each of its threads
-COMBINE_US = 4.0  # to launch it, and two waits for L2
-L2_BYTES_PER_US = 4e6
 
 TASK_BYTES = 64  # what the loader tells the groups of a block
 BOX_ROWS_FIELD = Field("int", "box_rows", "of a box of K or V: the most that divide a page and a tile")
@@ -109,14 +102,14 @@ class ForwardWgmma(ForwardKernel):
         Parameter("integer_max", (False, True), "compile", "row maxima by three-way integer comparisons, half the instructions",
                   absent=False),
         Parameter("min_blocks_per_sm", (1, 2, 3, 4), "compile", "blocks per SM that the register allocation makes room for"),
-        Parameter("split_keys", (False, True), "compile", "several blocks share the keys of a block of queries, and a second kernel puts "
-                  "together what they leave", absent=False),
+        Parameter("split_keys", (False, True), "compile", "several blocks share the keys of a block of queries, and a second "
+                  "kernel puts together what they leave", absent=False),
         Parameter("smem_bytes", (), "compile", "dynamic shared memory that the launch requests", derived=True),
         Parameter("longest_first", (True, False), "launch", "start the last query rows first"),
         Parameter("head_group", (1, 2, 4, 8, 16, 32, 64), "launch", "heads that run together, to share L2"),
         Parameter("persistent", (False, True), "launch", "one block for each place on the GPU, which draws its work"),
-        Parameter("num_splits", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), "launch", "blocks that share the keys of a block of queries",
-                  absent=1, needs="split_keys"),
+        Parameter("num_splits", splits.NUM_SPLITS, "launch", "blocks that share the keys of a block of queries", absent=1,
+                  needs="split_keys"),
     )
     rules = (turns_need_groups, room_for_blocks, dense_splits, shared_memory, registers)
     fields = (*(Field("TensorMap", f"{tensor}_map") for tensor in TENSORS), *FORWARD_FIELDS, Field("int", "head_group"),
@@ -145,9 +138,7 @@ class ForwardWgmma(ForwardKernel):
         return not values["split_keys"]  # `space` adds those for problems that gain
 
     def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
-        """What forward kernels search, and, where blocks of queries leave much of the GPU idle, those with their keys split. The grid
-        then goes once or twice round the GPU, so that the order of blocks matters little: one is searched."""
-        return _with_splits(self, problem, gpu)
+        return super().space(problem, gpu) + splits.space(self, problem, gpu)
 
     def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
         """Without split_keys, which chooses text: it needs an entry and fields that are not there without it."""
@@ -156,11 +147,11 @@ class ForwardWgmma(ForwardKernel):
                 ("int", "REGISTERS", multiplier_registers(static, config.values))]
 
     def launch_fields(self, config: Config) -> tuple[Field, ...]:
-        return super().launch_fields(config) + ((NUM_SPLITS_FIELD,) if config["split_keys"] else ())
+        return super().launch_fields(config) + ((splits.NUM_SPLITS_FIELD,) if config["split_keys"] else ())
 
     def params(self, static: Static, config: Config) -> tuple[Field, ...]:
         fields = super().params(static, config) + ((BOX_ROWS_FIELD,) if static.packed and static.kv == "paged" else ())
-        return fields + ((WORKSPACE_FIELD,) if config["split_keys"] else ())
+        return fields + ((splits.WORKSPACE_FIELD,) if config["split_keys"] else ())
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         tiles = "aligned" if static.packed and static.kv == "paged" else "kv"
@@ -206,11 +197,16 @@ class ForwardWgmma(ForwardKernel):
                 values.update(block_heads=next(heads for heads in (4, 2, 1) if problem.group % heads == 0))
             if values["num_warpgroups"] == 3:
                 values.update(block_n=min(values["block_n"], 96 if problem.softcap else 112))
-        config = self.config(problem.static, values)
-        if problem.packed or 3 * self.blocks(problem, config) > 2 * gpu.sms:
-            return config
-        filling = [n for n in splits(self, problem, config, gpu, DEFAULT_TILES) if n * self.blocks(problem, config) <= gpu.sms]
-        return self.config(problem.static, {**values, "split_keys": True, "num_splits": filling[-1]}) if filling else config
+        num_splits = splits.filling(self, problem, self.config(problem.static, values), gpu)
+        return self.config(problem.static, {**values, "split_keys": num_splits > 1, "num_splits": num_splits})
+
+    def adapted(self, problem: Problem, config: Config, gpu: Gpu) -> Config | None:
+        """With as many splits as fill the GPU, if blocks of queries do not."""
+        num_splits = splits.filling(self, problem, config, gpu)
+        if num_splits > 1 and config["split_keys"]:
+            return self.config(problem.static, {**config.values, "num_splits": num_splits})
+        worth = (1, *splits.worthwhile(self, problem, config, gpu, splits.DEFAULT_TILES))
+        return config if num_splits == 1 and config["num_splits"] in worth else None
 
     def block_queries(self, config: Config) -> int:
         return config["num_warpgroups"] * GROUP_ROWS // config["block_heads"]
@@ -223,7 +219,7 @@ class ForwardWgmma(ForwardKernel):
 
     def bind(self, problem: Problem, config: Config) -> Callable[[int, int, int, float, int], tuple[tuple, tuple]]:
         sized, num_splits, heads_q = super().bind(problem, config), config["num_splits"], problem.heads_q
-        rows = COMBINE_THREADS * COMBINE_COLUMNS // problem.head_dim_v  # of a block that combines
+        rows = splits.COMBINE_THREADS * splits.COMBINE_COLUMNS // problem.head_dim_v  # of a block that combines
 
         def split(batch, seqlen_q, seqlen_k, scale, sink_dtype):
             (blocks,), values = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
@@ -240,7 +236,7 @@ class ForwardWgmma(ForwardKernel):
         if not config["split_keys"]:
             return [step]
         _, combine = self.bind(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, 1.0, 0)[0]
-        return [step, Step("forward_combine", combine, COMBINE_THREADS, 0, dependent=True)]
+        return [step, Step("forward_combine", combine, splits.COMBINE_THREADS, 0, dependent=True)]
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Clocks of an SM for the tiles that its warpgroups work on, in turn: those of the busier of tensor cores and softmax,
@@ -266,33 +262,8 @@ class ForwardWgmma(ForwardKernel):
         stretch = 1 + 0.63 * (1 / waves if problem.mask == "causal" and waves > 1 else idle)
         total = (self.tiles(problem, config) * groups * clocks + blocks * 6560 * shown / resident) * stretch
         compute_us = total / gpu.sms / (0.844 * gpu["sm_clock_mhz"])
-        combine_us = 0.0
-        if config["split_keys"]:  # the workspace is written to L2 and read from there
-            combine_us = COMBINE_US + 2 * self.workspace_bytes(problem, config) / L2_BYTES_PER_US
+        combine_us = splits.combine_us(self.workspace_bytes(problem, config)) if config["split_keys"] else 0.0
         return max(compute_us, problem.compulsory_bytes / gpu["bandwidth_gb_s"] * 1e-3) + combine_us + 4.0
-
-
-def splits(kernel: ForwardWgmma, problem: Problem, config: Config, gpu: Gpu, least_tiles: int) -> list[int]:
-    """Numbers of splits, above 1, that leave each at least so many tiles on average and the GPU not more than three rounds of blocks."""
-    blocks = kernel.blocks(problem, config)
-    tiles = kernel.tiles(problem, config) / max(blocks, 1)
-    values = next(parameter.values for parameter in kernel.parameters if parameter.name == "num_splits")
-    return [n for n in values[1:] if n * least_tiles <= tiles and n * blocks <= 3 * gpu.sms]
-
-
-@lru_cache(maxsize=4)  # of some ten MB
-def _with_splits(kernel: ForwardWgmma, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
-    whole = ForwardKernel.space(kernel, problem, gpu)
-    worth: dict[tuple, list[int]] = {}
-    split = []
-    for config in whole if not problem.packed else ():
-        if not config["longest_first"] or config["head_group"] != SPLIT_HEAD_GROUP:
-            continue
-        shape = kernel.block_queries(config), kernel.block_heads(config), config["block_n"]
-        if shape not in worth:
-            worth[shape] = splits(kernel, problem, config, gpu, LEAST_TILES)
-        split += [Config.of(kernel.name, {**dict(config.items), "split_keys": True, "num_splits": n}) for n in worth[shape]]
-    return whole + tuple(split)
 
 
 def _multiply(n: int) -> dict[str, object]:

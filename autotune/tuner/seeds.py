@@ -23,7 +23,8 @@ def seeds(kernel: Kernel, problem: Problem, gpu: Gpu, space: Sequence[Config], r
     default = kernel.default(problem, gpu)
     near = sorted((r for r in records if r.problem.static == problem.static and r.config.kernel == kernel.name),
                   key=lambda r: (distance(r.problem, problem, gpu.sms), r.problem.text))
-    winners = list(dict.fromkeys(record.config for record in near))[:NEIGHBOURS]
+    winners = [kernel.adapted(problem, record.config, gpu) or record.config for record in near]
+    winners = list(dict.fromkeys(winners))[:NEIGHBOURS]
     legal = set(space)
     return [config for config in dict.fromkeys([*winners, default, *predicted(kernel, problem, gpu, space, PREDICTED)])
             if config in legal]
