@@ -11,6 +11,8 @@ Nothing here imports torch or CuPy before an array of theirs has been seen.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from .kernels.forward import SINK_DTYPES
 
 DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -258,14 +260,20 @@ def library_of(array):
     return library
 
 
+@lru_cache(maxsize=1)
+def _runtime():
+    from cupy_backends.cuda.api import runtime
+
+    return runtime
+
+
 def is_capturing(stream: int) -> bool:
     """Whether `stream` (a cudaStream_t) is being captured into a graph.
 
     For the legacy default stream CUDA answers with an error while another stream is captured: then nothing may be loaded
     either, so that is a yes.
     """
-    from cupy_backends.cuda.api import runtime
-
+    runtime = _runtime()
     try:
         return runtime.streamIsCapturing(stream)
     except RuntimeError:

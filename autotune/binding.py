@@ -19,16 +19,14 @@ from .tensormap import encode
 
 
 class Binding(NamedTuple):
-    """`fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes, lent)` gives (blocks of each step, the fields of
-    Params), for `packer` to pack. `arrays` is 6 pointers (q, k, v, out, lse, sinks), then 12 strides in elements (q, k, v, out by
-    batch, row, head); `slopes` is (pointer, batch stride) of the ALiBi slopes, or empty for problems without; `lent` is the
-    pointer to a counter that is 0, or 0 unless `draws`, or nothing for kernels that never draw, then the pointer to the workspace
-    if there must be one. Raises `tensormap.Unmappable` for arrays that the kernel's maps cannot describe."""
+    """`fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes)` gives (blocks of each step, the fields of Params but
+    for what is lent, whether blocks draw their work), for `packer` to pack with what is lent behind them. `arrays` is 6 pointers (q, k, v, out, lse, sinks), then 12 strides in elements (q, k, v, out by
+    batch, row, head); `slopes` is (pointer, batch stride) of the ALiBi slopes, or empty for problems without. Lent are the
+    pointer to a counter that is 0, where blocks draw, else `idle`, then the pointer to the workspace if there must be one. Raises `tensormap.Unmappable` for arrays that the kernel's maps cannot describe."""
 
-    fields: Callable[[int, int, int, tuple, float, int, tuple, tuple], tuple[tuple, tuple]]
+    fields: Callable[[int, int, int, tuple, float, int, tuple], tuple[tuple, tuple, bool]]
     packer: struct.Struct
-    draws: bool  # whether a launch needs a counter
-    idle: tuple  # `lent` of a launch that needs nothing
+    idle: tuple  # in place of the counter where none is needed: 0, or nothing for kernels that never draw
     workspace: int  # float32 values of workspace for each query of each batch entry
 
 
@@ -38,16 +36,16 @@ def bind(problem: Problem, config: Config, sms: int) -> Binding:
     fields = _mapped(kernel, problem, config) if kernel.mapped else _unmapped(kernel, problem, config)
     limits = [step.blocks_per_sm * sms for step in kernel.plan(problem, config)]
     packer = struct.Struct(params_format(kernel.params(problem.static, config)))
-    return Binding(_limited(fields, limits) if any(limits) else fields, packer, any(limits), (0,) if kernel.draws else (),
+    return Binding(_limited(fields, limits) if any(limits) else fields, packer, (0,) if kernel.draws else (),
                    kernel.workspace_floats(problem, config))
 
 
 def _unmapped(kernel: Kernel, problem: Problem, config: Config) -> Callable:
     sized = kernel.bind(problem, config)
 
-    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=(), lent=()):
+    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=()):
         grids, scalars = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
-        return grids, arrays + scalars + slopes + lent
+        return grids, arrays + scalars + slopes, False
 
     return fields
 
@@ -56,12 +54,12 @@ def _mapped(kernel: Kernel, problem: Problem, config: Config) -> Callable:
     sized, dtype = kernel.bind(problem, config), problem.dtype
     described = [describe(shape, problem) for shape in kernel.maps(problem, config)]
 
-    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=(), lent=()):
+    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=()):
         grids, scalars = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
         lengths = seqlen_q, seqlen_k
         maps = [encode(shape, dtype, arrays[pointer], columns, lengths[length], heads, batch, arrays[stride], arrays[stride + 1],
                        arrays[stride + 2]) for shape, pointer, stride, length, heads, columns in described]
-        return grids, (*maps, *arrays, *scalars, *slopes, *lent)
+        return grids, (*maps, *arrays, *scalars, *slopes), False
 
     return fields
 
@@ -75,10 +73,11 @@ def describe(shape: Map, problem: Problem) -> tuple[Map, int, int, int, int, int
 
 
 def _limited(fields: Callable, limits: list[int]) -> Callable:
-    """`fields` with at most `limits` blocks for each step; 0: no limit."""
+    """`fields` with at most `limits` blocks for each step, which draw what is beyond that; 0: no limit."""
 
     def limited(*arguments):
-        grids, values = fields(*arguments)
-        return tuple(min(grid, limit) if limit else grid for grid, limit in zip(grids, limits)), values
+        grids, values, _ = fields(*arguments)
+        fewer = tuple(min(grid, limit) if limit else grid for grid, limit in zip(grids, limits))
+        return fewer, values, fewer != grids
 
     return limited

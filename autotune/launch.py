@@ -1,8 +1,8 @@
 """Load a `Binary` on a device and launch its entries, on CuPy's driver handle and whatever stream the caller names.
 
     loaded = load(binary, device=0)
-    fields, packer = binding.bind(problem, config, sms)
-    grids, values = fields(...)
+    fields, packer, idle, _ = binding.bind(problem, config, sms)
+    grids, values, draws = fields(...)  # and what is lent, if anything: see binding
     for step, grid in zip(kernel.plan(problem, config), grids):
         loaded.bound(step).launch(grid, stream, packer, values)
 

@@ -34,8 +34,8 @@ class UntunedWarning(UserWarning):
 class Plan:
     """A kernel, its config and its loaded binary, for every problem of one bucket on one device."""
 
-    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_fields", "_packer", "_draws", "_idle",
-                 "_workspace", "_launches")
+    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_fields", "_packer", "_idle", "_workspace",
+                 "_launches")
 
     def __init__(self, match: Match, loaded: launch.Loaded):
         problem, config = match.problem, match.config
@@ -44,7 +44,7 @@ class Plan:
         self.aligned = self.kernel.aligned
         self.calls = 0  # for `stats`
         self.unmapped: Plan | None = None  # what runs instead for arrays that the kernel's tensor maps cannot describe
-        self._fields, self._packer, self._draws, self._idle, self._workspace = binding.bind(problem, config, match.gpu.sms)
+        self._fields, self._packer, self._idle, self._workspace = binding.bind(problem, config, match.gpu.sms)
         self._launches = tuple(loaded.bound(step).launch for step in self.kernel.plan(problem, config))
 
     def run(self, batch: int, seqlen_q: int, seqlen_k: int, library, like, device: int, stream: int, arrays: tuple, scale: float,
@@ -55,14 +55,15 @@ class Plan:
         for the device of `like`; the workspace may be used again once the call has returned, by later work on the stream. Raises
         `tensormap.Unmappable` for arrays that this plan's kernel cannot take in place; `without_maps` has the plan that can.
         """
-        lent = self._idle
-        if self._draws:
+        grids, values, draws = self._fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes)
+        if draws:
             pointer, keep = tickets.take(library, like, device, stream, 1, is_capturing(stream))
-            lent = pointer,
+            values = *values, pointer
+        else:
+            values += self._idle
         if self._workspace:
             space = library.empty_float32(like, (self._workspace * batch * seqlen_q,))
-            lent = *lent, library.pointer(space)
-        grids, values = self._fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes, lent)
+            values = *values, library.pointer(space)
         for launch_step, grid in zip(self._launches, grids):
             launch_step(grid, stream, self._packer, values)
         self.calls += 1

@@ -58,11 +58,9 @@ def runner(problem: Problem, config: Config, binary, device: int) -> Callable:
         return packed.runner(problem, config, binary, device)
     loaded = launch.load(binary, device)
     launches = [loaded.bound(step).launch for step in kernels.kernel_of(config).plan(problem, config)]
-    fields, packer, draws, idle, workspace = binding.bind(problem, config, detect(device).sms)
+    fields, packer, idle, workspace = binding.bind(problem, config, detect(device).sms)
     counter = cupy.zeros(1, cupy.uint32)
     space = cupy.empty(workspace * problem.batch * problem.seqlen_q, cupy.float32)
-    lent = (counter.data.ptr,) if draws else idle
-    lent += (space.data.ptr,) if workspace else ()
     sizes = problem.batch, problem.seqlen_q, problem.seqlen_k
 
     def run(inputs: Inputs, out, lse) -> None:
@@ -73,7 +71,8 @@ def runner(problem: Problem, config: Config, binary, device: int) -> Callable:
         slopes = () if inputs.alibi_slopes is None else (inputs.alibi_slopes.data.ptr, inputs.slopes_batch_stride)
         if lse is not None:
             space.fill(cupy.nan)
-        grids, values = fields(*sizes, (*pointers, *strides), inputs.scale, 0, slopes, lent)
+        grids, values, draws = fields(*sizes, (*pointers, *strides), inputs.scale, 0, slopes)
+        values = *values, *((counter.data.ptr,) if draws else idle), *((space.data.ptr,) if workspace else ())
         stream = cupy.cuda.get_current_stream().ptr
         for launch_step, grid in zip(launches, grids):
             launch_step(grid, stream, packer, values)

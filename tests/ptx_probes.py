@@ -231,6 +231,7 @@ PROBES = (
         p.out[3 * i + 2] = part_pairs(p.in[i]);
     }""", lambda random: np.concatenate([np.arange(256, dtype=np.uint8), random.integers(0, 256, 256, np.uint8)]).view(np.uint32),
           out_words=384, arch=89),
+    Probe("tanh", ("tanh_exact",), EACH.format("tanh_exact(in[i])"), floats(256, 9, SPECIAL), floats=True, float_error=-3e-7),
     Probe("floats as integers", ("float_bits", "bits_float", "max_of_three"), EACH.format(
         "bits_float(max_of_three(float_bits(in[i]), float_bits(in[(i + 1) % 256]), float_bits(in[(i + 2) % 256])))"),
         floats(256, 9, SPECIAL), floats=True),

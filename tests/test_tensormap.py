@@ -74,20 +74,20 @@ def test_params_are_maps_then_arrays_then_scalars(kernel):
     for config in {config["split_keys"]: config for config in kernel.space(PROBLEM, GPU)}.values() if kernel.draws else \
             [kernel.default(PROBLEM, GPU)]:
         bound, params = binding.bind(PROBLEM, config, GPU.sms), kernel.params(PROBLEM.static, config)
-        lent = bound.idle + (640,) * bool(bound.workspace)
-        grids, values = bound.fields(2, 300, 700, ARRAYS, 0.5, 0, (), lent)
+        grids, values, draws = bound.fields(2, 300, 700, ARRAYS, 0.5, 0)
         maps = kernel.maps(PROBLEM, config)
-        assert values[len(maps):] == ARRAYS + kernel.arguments(PROBLEM, config, 0.5) + lent and kernel.mapped == bool(maps)
+        assert values[len(maps):] == ARRAYS + kernel.arguments(PROBLEM, config, 0.5) and kernel.mapped == bool(maps)
+        values += bound.idle + (640,) * bool(bound.workspace)
         limits = (step.blocks_per_sm * GPU.sms or step.grid for step in kernel.plan(PROBLEM, config))
         assert grids == tuple(min(step.grid, limit) for step, limit in zip(kernel.plan(PROBLEM, config), limits))
         assert bound.packer.format == params_format(params) and len(bound.packer.pack(*values)) == params_bytes(params)
-        assert bound.draws == any(step.blocks_per_sm for step in kernel.plan(PROBLEM, config))
+        assert draws == (grids != tuple(step.grid for step in kernel.plan(PROBLEM, config)))
 
 
 def test_each_map_of_forward_wgmma_is_of_its_tensor():
     kernel = KERNELS["forward_wgmma"]
     config = kernel.default(PROBLEM, GPU)
-    _, values = binding.bind(PROBLEM, config, GPU.sms).fields(2, 300, 700, ARRAYS, 0.5, 0)
+    _, values, _ = binding.bind(PROBLEM, config, GPU.sms).fields(2, 300, 700, ARRAYS, 0.5, 0)
     wanted = {"q": (1024, (2, 300, 8, 128), (1600, 1616, 1632)), "k": (2048, (2, 700, 2, 128), (1648, 1664, 1680)),
               "v": (4096, (2, 700, 2, 64), (1696, 1712, 1728)), "out": (8192, (2, 300, 8, 64), (1744, 1760, 1776))}
     maps = kernel.maps(PROBLEM, config)
@@ -104,10 +104,10 @@ def test_a_grid_that_goes_round_has_as_many_blocks_as_the_gpu_has_room_for(block
     fields = binding.bind(like, config, 10).fields
     for batch, wanted in ((1, None), (100, 10 * blocks_per_sm)):
         problem = Problem(batch=batch, heads_q=8, heads_kv=2, head_dim=64, seqlen_q=1, seqlen_k=64)
-        (blocks,), _ = fields(batch, 1, 64, ARRAYS, 1.0, 0)
+        (blocks,), _, draws = fields(batch, 1, 64, ARRAYS, 1.0, 0)
         (step,) = kernel.plan(problem, config)
         assert step.blocks_per_sm == blocks_per_sm and blocks == (wanted or step.grid)
-        assert wanted is None or step.grid > wanted
+        assert draws == (wanted is not None) and (wanted is None or step.grid > wanted)
 
 
 def test_params_format_has_the_layout_of_the_struct():

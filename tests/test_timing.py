@@ -116,8 +116,8 @@ def test_bench_reads_memory_cold():
     warm = alone.time(timing.Candidate("warm", launch))
     assert cold.ok and queued.ok and queued.policy.startswith("queue")
     assert warm.time_us < cold.time_us and cold.time_us > 24e6 / gpu["bandwidth_gb_s"] / 1e3
-    words = cupy.asnumpy(bench.sets[1].out.view(cupy.uint16))
-    q, k = (cupy.asnumpy(a.view(cupy.uint16)) for a in (bench.sets[1].inputs.q, bench.sets[1].inputs.k))
+    words = cupy.asnumpy(bench.sets[1].out.view(cupy.uint64))
+    q, k = (cupy.asnumpy(a.view(cupy.uint64)) for a in (bench.sets[1].inputs.q, bench.sets[1].inputs.k))
     assert np.array_equal(words, q + k)
 
 

@@ -42,13 +42,11 @@ FIELDS = {
     ),
 }
 # What a template says of the sequence that a block works on: the arguments of Work and of Mask, which batch entry or sequence it
-# is, the key at which query 0 stands, what shared memory holds besides tiles, launch bounds (without a number of blocks the
-# compiler aims at more of them than registers allow, and spills), and whether a group of rows may be stored as a box.
+# is, the key at which query 0 stands, what shared memory holds besides tiles, and whether a group of rows may be stored as a box.
 DENSE_TEXTS = {"work": "(p, block_id())", "mask": "p", "number": "work.batch", "diagonal": "p.seqlen_k - p.seqlen_q", "note": "",
-               "bounds": "", "whole": "BLOCK_HEADS == 1 || work.head_count == BLOCK_HEADS"}
+               "whole": "BLOCK_HEADS == 1 || work.head_count == BLOCK_HEADS"}
 PACKED_TEXTS = {"work": " = find_work(p)", "mask": "p, work", "number": "work.number", "diagonal": "work.diagonal",
-                "note": " - NOTE_BYTES", "bounds": ", 1",
-                "whole": "work.exists((group + 1) * UNIT_ROWS - 1)"}
+                "note": " - NOTE_BYTES", "whole": "work.exists((group + 1) * UNIT_ROWS - 1)"}
 
 
 def headers(static: Static) -> dict[str, object]:

@@ -48,7 +48,8 @@ def _forward(kernel: ForwardKernel, problem: Problem, config: Config, inputs: In
         memory.add("tickets", np.zeros(1, np.uint32), writable=True)
     lent = (memory.address.get("tickets", 0),) if kernel.draws else ()
     if floats := kernel.workspace_bytes(problem, config) // 4:
-        memory.add("workspace", np.full(floats, np.nan, np.float32), writable=True)
+        whole = -(-floats // 4) * 4  # so that it begins at a multiple of 16 bytes, as every library's arrays do
+        memory.add("workspace", np.full(whole, np.nan, np.float32), writable=True)
         lent += memory.address["workspace"],
     places = ()
     if problem.packed:

@@ -2,7 +2,8 @@
 //
 // A block owns BLOCK_M query rows of one head, each warp ROWS_PER_WARP of them. Keys and values come through shared memory
 // in tiles of one key per lane: a lane computes the scores of its own key against the warp's rows; then, for the product
-// with V, a lane owns every 32nd column of the output and the probabilities are handed round by shuffles.
+// with V, a lane owns every 32nd column of the output and the probabilities are handed round by shuffles. (Without a number of
+// blocks in the launch bounds the compiler aims at more of them than registers allow, and spills.)
 
 // The machine: integer types, thread indices, barriers, shuffles, dynamic shared memory, scalar maths.
 // This file and lib/ptx/ are the only ones that know the warp size or name a CUDA built-in.
@@ -324,7 +325,7 @@ DEVICE void load_rows(SharedArray<To> to, int pitch, const Element* matrix, i64 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) forward_simt(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) forward_simt(const __grid_constant__ Params p) {
     const Work work(p, block_id());
     const int warp_row = warp_id() * ROWS_PER_WARP;
     const int lane = lane_id();
@@ -377,6 +378,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward_simt(const __grid_
 #pragma unroll
             for (int c = 0; c < COLUMNS_PER_LANE; ++c) o[r][c] *= factor;
         }
+        float part[ROWS_PER_WARP][COLUMNS_PER_LANE] = {};  // of this tile: a 32nd of the roundings at full size
 #pragma unroll 4
         for (int j = 0; j < BLOCK_N; ++j) {
             float probability[ROWS_PER_WARP];
@@ -387,9 +389,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward_simt(const __grid_
                 const int column = lane + c * WARP_SIZE;
                 const float x = column < HEAD_DIM_V ? to_float(v_rows.get(j * HEAD_DIM_V + column)) : 0.0f;
 #pragma unroll
-                for (int r = 0; r < ROWS_PER_WARP; ++r) o[r][c] += probability[r] * x;
+                for (int r = 0; r < ROWS_PER_WARP; ++r) part[r][c] += probability[r] * x;
             }
         }
+#pragma unroll
+        for (int r = 0; r < ROWS_PER_WARP; ++r)
+#pragma unroll
+            for (int c = 0; c < COLUMNS_PER_LANE; ++c) o[r][c] += part[r][c];
         sync_block();
     }
 

@@ -804,7 +804,7 @@ using OTile = SmemTile<UNIT_ROWS, HEAD_DIM_V>;
 using KTile = SmemTile<BLOCK_N, HEAD_DIM>;
 using VTile = SmemTile<BLOCK_N, HEAD_DIM_V>;
 
-// What a warpgroup and its loader do with whole tiles: copies, products, turns.
+// What a warpgroup and its loader do with whole tiles: copies and products.
 
 // Starts the copies of one tile, a panel of 64 columns at a time.
 template <typename Tile> DEVICE void load_tile(Tile tile, const TensorMap& map, u32 barrier, int row, int head, int batch, u64 hint) {
@@ -844,16 +844,6 @@ DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int 
     fence_async_proxy();
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
 }
-
-// Groups take turns to multiply. Named barriers 1.. let the warps of a group meet; those after them pass a turn on.
-struct Turns {
-    int mine, following;
-    DEVICE Turns(int group) : mine(1 + NUM_WARPGROUPS + group), following(1 + NUM_WARPGROUPS + (group + 1) % NUM_WARPGROUPS) {
-        if (group == NUM_WARPGROUPS - 1) pass();
-    }
-    DEVICE void take() const { if constexpr (PING_PONG) named_barrier_sync(mine, 2 * WARPGROUP_SIZE); }
-    DEVICE void pass() const { if constexpr (PING_PONG) named_barrier_arrive(following, 2 * WARPGROUP_SIZE); }
-};
 // Shared memory: buffers of Q (later of the output), of K, of V, then barriers and tasks.
 constexpr int ROWS_BYTES = larger(QTile::BYTES, OTile::BYTES);
 constexpr int K_OFFSET = Q_STAGES * NUM_WARPGROUPS * ROWS_BYTES, V_OFFSET = K_OFFSET + NUM_STAGES * KTile::BYTES;
@@ -874,8 +864,7 @@ struct Rings {
 DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
     Place<Q_STAGES> q_place;
     Place<NUM_STAGES> k_place, v_place;
-    for (int block = block_id(), next; block < blocks; block = next) {
-        next = draw_block(p, blocks);  // asked for early: the answer takes 0.7 us
+    for (int block = block_id(); block < blocks; block = draw_block(p, blocks)) {
         const Work work(p, block);
         const KvTiles<BLOCK_N> tiles(Mask(p), work.query_begin, work.query_end);
         auto load_k = [&](int tile) {
@@ -906,64 +895,43 @@ DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
     task_at(q_place.stage).set(0, Task{});
     mbarrier_arrive(rings.q.full(q_place.stage));
 }
-// The way out of a group's rows that have seen all of their keys. `row` is this lane's first one.
-struct Results {
-    float sinks[2];  // of this lane's rows, in log2 units
+// The way out of a block of queries that has seen all of its keys.
 
-    DEVICE Results(const Params& p, const Work& work, int row) {
+// Stores a group's output from its tile: by the copy engine, unless the block has fewer heads than its box.
+DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1][TILES_V][4], const Work& work, int group) {
+    const int warp_row = thread_id() % WARPGROUP_SIZE / WARP_SIZE * 16;
+#pragma unroll
+    for (int d = 0; d + 1 < TILES_V; d += 2) {
+        u32 a[4];
+        c_to_a<Element>(a, o[0][d], o[0][d + 1]);
+        store_a(tile, lane_id(), warp_row, d, a);
+    }
+    if constexpr (TILES_V % 2 == 1) {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            sinks[half] = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
+            store_shared_4(tile.address(warp_row + half * 8 + c_row(), TILES_V - 1) + c_column() * 2,
+                           pack2<Element>(o[0][TILES_V - 1][half * 2], o[0][TILES_V - 1][half * 2 + 1]));
     }
-
-    // Divides O by the row sums and writes the LSE, if it is asked for.
-    DEVICE void close(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics<1>& rows, const Task& task, int row) const {
+    fence_async_proxy();
+    named_barrier_sync(1 + group, WARPGROUP_SIZE);
+    if (BLOCK_HEADS == 1 || work.head_count == BLOCK_HEADS) {
+        if (thread_id() % WARPGROUP_SIZE != 0) return;
 #pragma unroll
-        for (int half = 0; half < 2; ++half, row += 8) {
-            const RowEnd end = finish_row(rows.maximum[0][half] * p.scale_log2, row_sum(rows.sum[0][half]), sinks[half]);
-#pragma unroll
-            for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= end.factor, o[0][d][half * 2 + 1] *= end.factor;
-            if (p.lse && task.work.exists(row) && c_column() == 0)
-                p.lse[(i64(task.work.batch) * p.heads_q + task.work.head(row)) * p.seqlen_q + task.work.query(row)] = end.lse;
+        for (int panel = 0; panel < OTile::PANELS; ++panel)
+            tma_store(p.out_map, tile.base + panel * OTile::PANEL_BYTES, panel * 64, work.query(group * UNIT_ROWS),
+                      work.head_begin, work.batch);
+        tma_store_commit();
+        tma_store_wait_read();
+    } else {
+        for (int i = thread_id() % WARPGROUP_SIZE; i < UNIT_ROWS * TILES_V; i += WARPGROUP_SIZE) {
+            const int row = group * UNIT_ROWS + i / TILES_V, chunk = i % TILES_V;
+            Element* out = p.out + work.batch * p.out_batch_stride + work.head(row) * p.out_head_stride + work.query(row) * p.out_row_stride;
+            if (work.exists(row)) store_global_16(out + chunk * 8, load_shared_16(tile.address(i / TILES_V, chunk)));
         }
-    }
-
-    // Stores a group's output from its tile: by the copy engine, which goes on reading the tile for a while, unless the block has
-    // fewer heads than its box.
-    DEVICE void store(const Params& p, const OTile& tile, const float (&o)[1][TILES_V][4], const Work& work, int group) const {
-        const int warp_row = thread_id() % WARPGROUP_SIZE / WARP_SIZE * 16;
-#pragma unroll
-        for (int d = 0; d + 1 < TILES_V; d += 2) {
-            u32 a[4];
-            c_to_a<Element>(a, o[0][d], o[0][d + 1]);
-            store_a(tile, lane_id(), warp_row, d, a);
-        }
-        if constexpr (TILES_V % 2 == 1) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                store_shared_4(tile.address(warp_row + half * 8 + c_row(), TILES_V - 1) + c_column() * 2,
-                               pack2<Element>(o[0][TILES_V - 1][half * 2], o[0][TILES_V - 1][half * 2 + 1]));
-        }
-        fence_async_proxy();
+        fence_async_proxy();  // these reads come before the copy of the next Q
         named_barrier_sync(1 + group, WARPGROUP_SIZE);
-        if (BLOCK_HEADS == 1 || work.head_count == BLOCK_HEADS) {
-            if (thread_id() % WARPGROUP_SIZE != 0) return;
-#pragma unroll
-            for (int panel = 0; panel < OTile::PANELS; ++panel)
-                tma_store(p.out_map, tile.base + panel * OTile::PANEL_BYTES, panel * 64, work.query(group * UNIT_ROWS),
-                          work.head_begin, work.batch);
-            tma_store_commit();
-        } else {
-            for (int i = thread_id() % WARPGROUP_SIZE; i < UNIT_ROWS * TILES_V; i += WARPGROUP_SIZE) {
-                const int row = group * UNIT_ROWS + i / TILES_V, chunk = i % TILES_V;
-                Element* out = p.out + work.batch * p.out_batch_stride + work.head(row) * p.out_head_stride + work.query(row) * p.out_row_stride;
-                if (work.exists(row)) store_global_16(out + chunk * 8, load_shared_16(tile.address(i / TILES_V, chunk)));
-            }
-            fence_async_proxy();  // these reads come before the copy of the next Q
-            named_barrier_sync(1 + group, WARPGROUP_SIZE);
-        }
     }
-};
+}
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_wgmma(const __grid_constant__ Params p) {
     const int blocks = Work::count(p);
     const Rings rings;
@@ -986,36 +954,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
     const int group = warpgroup_id() - 1;
     const int warp_row = thread_id() / WARP_SIZE * 16 - UNIT_ROWS;
     const bool leader = thread_id() % WARPGROUP_SIZE == 0;
-    const Turns turns(group);
+    // Barriers 1.. let the warps of a group meet; those after them let groups take turns.
+    const int my_turn = 1 + NUM_WARPGROUPS + group, next_turn = 1 + NUM_WARPGROUPS + (group + 1) % NUM_WARPGROUPS;
+    auto take_turn = [&] { if constexpr (PING_PONG) named_barrier_sync(my_turn, 2 * WARPGROUP_SIZE); };
+    auto pass_turn = [&] { if constexpr (PING_PONG) named_barrier_arrive(next_turn, 2 * WARPGROUP_SIZE); };
+    if (group == NUM_WARPGROUPS - 1) pass_turn();
 
     Place<Q_STAGES> q_place;
     Place<NUM_STAGES> k_place, v_place;
-    float s[1][TILES_N][4];
-    auto release = [&](u32 barrier) { if (leader) mbarrier_arrive(barrier); };
-    auto wait_k = [&] { mbarrier_wait(rings.k.full(k_place.stage), k_place.phase); };
-    auto release_k = [&] { release(rings.k.empty(k_place.stage)); k_place.advance(); };
-    // Starts the first product of the block whose queries are at q_place, unless there is no such block or it sees no key.
-    auto start_block = [&] {
-        mbarrier_wait(rings.q.full(q_place.stage), q_place.phase);
-        const Task next = task_at(q_place.stage).get(0);
-        const bool starts = next.exists && !next.tiles.empty();
-        if (starts) {
-            wait_k();
-            start_qk(s[0], q_tile(q_place.stage, group), k_tile(k_place.stage));
-        }
-        return starts;
-    };
-    // With two buffers of Q a block's first product starts with the last one of the block before, whose output then leaves
-    // from its buffer of Q while the tensor cores work.
-    constexpr bool AHEAD = Q_STAGES > 1;
-    int leaving = -1;  // that buffer
-    auto release_q = [&] {
-        if (leader && leaving >= 0) tma_store_wait_read(), mbarrier_arrive(rings.q.empty(leaving));
-    };
-    if constexpr (AHEAD) turns.take(), start_block(), turns.pass();
     const Mask mask(p);
     do {
-        if constexpr (!AHEAD) turns.take(), start_block(), turns.pass();
+        mbarrier_wait(rings.q.full(q_place.stage), q_place.phase);
         const Task task = task_at(q_place.stage).get(0);
         if (!task.exists) break;
         const Work& work = task.work;
@@ -1023,17 +972,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
 
         float o[1][TILES_V][4] = {};
         RowStatistics<1> rows;
-        auto release_v = [&] { release(rings.v.empty(v_place.stage)); v_place.advance(); };
-        if (tiles.empty()) {
-            if constexpr (AHEAD) release_q();
-            turns.take();
-        } else {
+        if (!tiles.empty()) {
+            float s[1][TILES_N][4];
             u32 probabilities[STEPS_N][4];
             int tile = tiles.first();
+            auto release = [&](u32 barrier) { if (leader) mbarrier_arrive(barrier); };
+            auto wait_k = [&] { mbarrier_wait(rings.k.full(k_place.stage), k_place.phase); };
+            auto release_k = [&] { release(rings.k.empty(k_place.stage)); k_place.advance(); };
             auto wait_v = [&](int of_tile) {
                 mbarrier_wait(rings.v.full(v_place.stage), v_place.phase);
                 zero_hidden_rows(v_tile(v_place.stage), tiles, of_tile, group);
             };
+            auto release_v = [&] { release(rings.v.empty(v_place.stage)); v_place.advance(); };
             auto softmax = [&](auto masked, int of_tile) {
                 cap_scores(s, p.softcap_scale);
                 if constexpr (masked.value) mask_scores(s, mask, work, warp_row, tiles, of_tile);
@@ -1043,22 +993,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             };
 
             const QTile q = q_tile(q_place.stage, group);
+            wait_k();
+            take_turn();
+            start_qk(s[0], q, k_tile(k_place.stage));
             wgmma_wait<0>(s[0]);
             release_k();
             softmax(Constant<bool, true>{}, tile);
             pack(probabilities, s[0]);
-            if constexpr (AHEAD) release_q();
 
             // Each step multiplies this tile's P V and, with OVERLAP before it, the next tile's Q K^T.
             auto step = [&](auto masked) {
                 const int following = tiles.next(tile);
                 if constexpr (OVERLAP) {
                     wait_k();
-                    turns.take();
+                    if (tile != tiles.first()) take_turn();
                     start_qk(s[0], q, k_tile(k_place.stage));
                     wait_v(tile);
                     start_pv(o[0], probabilities, v_tile(v_place.stage));
-                    turns.pass();
+                    pass_turn();
                     wgmma_wait<1>(s[0]);
                     release_k();
                     const Rescale<1> rescale = softmax(masked, following);
@@ -1067,15 +1019,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                     rescale_output(o, rescale);
                 } else {
                     wait_v(tile);
-                    wait_k();
-                    turns.take();
                     start_pv(o[0], probabilities, v_tile(v_place.stage));
+                    wait_k();
                     start_qk(s[0], q, k_tile(k_place.stage));
-                    turns.pass();
+                    pass_turn();
                     wgmma_wait<0>(s[0], o[0]);
                     release_v();
                     release_k();
                     rescale_output(o, softmax(masked, following));
+                    take_turn();
                 }
                 pack(probabilities, s[0]);
                 tile = following;
@@ -1083,24 +1035,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             while (tiles.contains(tiles.next(tile)) && tiles.needs_mask(tiles.next(tile))) step(Constant<bool, true>{});
             while (tiles.contains(tiles.next(tile)) && !tiles.needs_mask(tiles.next(tile))) step(Constant<bool, false>{});
             wait_v(tile);
-            turns.take();
+            if (OVERLAP && tile != tiles.first()) take_turn();
             start_pv(o[0], probabilities, v_tile(v_place.stage));
+            pass_turn();
+            wgmma_wait<0>(o[0]);
+            release_v();
         }
-        leaving = q_place.stage;
-        q_place.advance();
-        bool more = false;  // whether the next block's product is under way
-        if constexpr (AHEAD) more = p.tickets && start_block();
-        turns.pass();
-        const Results results(p, work, warp_row + c_row());  // asks for what it needs early, while the product runs
-        if (more) wgmma_wait<1>(o[0]);
-        else wgmma_wait<0>(o[0]);
-        if (!tiles.empty()) release_v();
 
-        results.close(p, o, rows, task, warp_row + c_row());
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = warp_row + half * 8 + c_row();
+            const float sink = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row), p.heads_q - 1));
+            const RowEnd end = finish_row(rows.maximum[0][half] * p.scale_log2, row_sum(rows.sum[0][half]), sink);
+#pragma unroll
+            for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= end.factor, o[0][d][half * 2 + 1] *= end.factor;
+            if (p.lse && work.exists(row) && c_column() == 0)
+                p.lse[(i64(work.batch) * p.heads_q + work.head(row)) * p.seqlen_q + work.query(row)] = end.lse;
+        }
         // A tile of zeros goes the same way when no key reaches the block. All warps of the group are done with Q by then.
         named_barrier_sync(1 + group, WARPGROUP_SIZE);
-        results.store(p, OTile{q_tile(leaving, group).base}, o, work, group);
-        if constexpr (!AHEAD) release_q();
+        store_output(p, OTile{q_tile(q_place.stage, group).base}, o, work, group);
+        if (leader) mbarrier_arrive(rings.q.empty(q_place.stage));
+        q_place.advance();
     } while (p.tickets);
-    if (leader) tma_store_wait_read();  // shared memory must outlive the copy
 }

@@ -1,16 +1,16 @@
-// forward_wgmma for forward-bf16-d64-window on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// forward_wgmma for forward-bf16-d128-causal on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     num_warpgroups=1 block_heads=4 block_n=48 num_stages=3 q_stages=2 overlap=false ping_pong=false
-//            rescale_slack=-1 min_blocks_per_sm=4 smem_bytes=53504
-// resources  forward_wgmma: 64 registers, 0 bytes spilled, 256 threads, 53504 bytes of shared memory
+// config     num_warpgroups=3 block_heads=4 block_n=80 num_stages=3 q_stages=2 overlap=true ping_pong=false
+//            rescale_slack=8 integer_max=true min_blocks_per_sm=1 split_keys=false smem_bytes=221440
+// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 221440 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b1-h64x8-q8192-k8192-d64-causal-left127-sinks --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=1 block_heads=4 block_n=48 num_stages=3 q_stages=2 overlap=false ping_pong=false rescale_slack=-1 min_blocks_per_sm=4 smem_bytes=53504 longest_first=true head_group=16 persistent=true'
+// again      autotune source forward-bf16-b1-h32x8-q4096-k4096-d128-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=4 block_n=80 num_stages=3 q_stages=2 overlap=true ping_pong=false rescale_slack=8 integer_max=true min_blocks_per_sm=1 split_keys=false smem_bytes=221440 longest_first=true head_group=16 persistent=true num_splits=1'
 //
 // serves
-//   forward-bf16-b1-h64x8-q8192-k8192-d64-causal-left127-sinks
-//       launched with longest_first=true head_group=16 persistent=true
-//       81.16 us measured (210 TFLOP/s), 1.035 x as fast as the default
-//       the best of 83, 3 within noise of it, 2026-11-29 19:39:23 UTC
+//   forward-bf16-b1-h32x8-q4096-k4096-d128-causal
+//       launched with longest_first=true head_group=16 persistent=true num_splits=1
+//       213.893 us measured (643 TFLOP/s), 1.160 x as fast as the default
+//       the best of 70, 0 within noise of it, 2026-11-29 21:34:30 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -125,6 +125,11 @@ DEVICE float reciprocal_approx(float x) {  // 1 ulp
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
+// Of a row of floats as integers: the same order for floats that are not negative, and any of those is above all that are.
+DEVICE int float_bits(float x) { return __float_as_int(x); }
+DEVICE float bits_float(int bits) { return __int_as_float(bits); }
+DEVICE int max_of_three(int a, int b, int c) { return __vimax3_s32(a, b, c); }  // one instruction from sm_90 on
 
 // Two floats to one register of two 16-bit elements, round to nearest even; `low` takes the low half.
 template <typename Element> DEVICE u32 pack2(float low, float high);
@@ -252,6 +257,16 @@ DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: 
 DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // Orders this thread's ordinary accesses to shared memory before later ones by the copy engine and the tensor cores.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Counters in global memory that several blocks draw numbers from.
+
+// Adds 1 to a counter that runs from 0 to `last` and around, and gives its value before. So whoever draws `last` leaves the
+// counter as it was found.
+DEVICE u32 take_ticket(u32* counter, u32 last) {
+    u32 before;
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before) : "l"(__cvta_generic_to_global(counter)), "r"(last) : "memory");
+    return before;
+}
 // Register tiles of the tensor cores: which lane holds what.
 //
 // Layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"). With row = lane / 4 and pair = 2 * (lane % 4):
@@ -321,35 +336,13 @@ template <int PENDING, typename... Tiles> DEVICE void wgmma_wait(Tiles&... tiles
     (pin(tiles), ...);
 }
 
-// C (64 x 48) = or += A B^T, both K-major in shared memory.
-DEVICE void wgmma_qk(float (&c)[6][4], u64 a, u64 b, bool accumulate) {
+// C (64 x 80) = or += A B^T, both K-major in shared memory.
+DEVICE void wgmma_qk(float (&c)[10][4], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, "
-        "%4, %5, %6, %7, "
-        "%8, %9, %10, %11, "
-        "%12, %13, %14, %15, "
-        "%16, %17, %18, %19, "
-        "%20, %21, %22, %23"
-        "}, %24, %25, accumulate, 1, 1, 0, 0;\n"
-        "}\n"
-        :
-          "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
-          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
-          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
-          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3])
-        : "l"(a), "l"(b), "r"(int(accumulate)));
-}
-
-// C (64 x 64) += A B with A in registers and B MN-major in shared memory.
-DEVICE void wgmma_pv(float (&c)[8][4], const u32 (&a)[4], u64 b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "setp.ne.b32 accumulate, %42, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, "
         "%4, %5, %6, %7, "
         "%8, %9, %10, %11, "
@@ -357,8 +350,11 @@ DEVICE void wgmma_pv(float (&c)[8][4], const u32 (&a)[4], u64 b) {
         "%16, %17, %18, %19, "
         "%20, %21, %22, %23, "
         "%24, %25, %26, %27, "
-        "%28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;\n"
+        "%28, %29, %30, %31, "
+        "%32, %33, %34, %35, "
+        "%36, %37, %38, %39"
+        "}, %40, %41, accumulate, 1, 1, 0, 0;\n"
+        "}\n"
         :
           "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
           "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
@@ -367,7 +363,50 @@ DEVICE void wgmma_pv(float (&c)[8][4], const u32 (&a)[4], u64 b) {
           "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
           "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
           "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
+          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
+          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
+          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3])
+        : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+// C (64 x 128) += A B with A in registers and B MN-major in shared memory.
+DEVICE void wgmma_pv(float (&c)[16][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, "
+        "%4, %5, %6, %7, "
+        "%8, %9, %10, %11, "
+        "%12, %13, %14, %15, "
+        "%16, %17, %18, %19, "
+        "%20, %21, %22, %23, "
+        "%24, %25, %26, %27, "
+        "%28, %29, %30, %31, "
+        "%32, %33, %34, %35, "
+        "%36, %37, %38, %39, "
+        "%40, %41, %42, %43, "
+        "%44, %45, %46, %47, "
+        "%48, %49, %50, %51, "
+        "%52, %53, %54, %55, "
+        "%56, %57, %58, %59, "
+        "%60, %61, %62, %63"
+        "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"
+        :
+          "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
+          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
+          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
+          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
+          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
+          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
+          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
+          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
+          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
+          "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]),
+          "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]),
+          "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
+          "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
+          "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
+          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 // The way back of ldmatrix.cuh's load_a (sm_90): a 16 x 16 tile in the layout of A to rows [row, row + 16), columns
@@ -378,20 +417,21 @@ template <typename Tile> DEVICE void store_a(const Tile& tile, int lane, int row
 }
 using Element = bf16;
 
-constexpr int HEAD_DIM = 64;
-constexpr int HEAD_DIM_V = 64;
-constexpr int NUM_WARPGROUPS = 1;
+constexpr int HEAD_DIM = 128;
+constexpr int HEAD_DIM_V = 128;
+constexpr int NUM_WARPGROUPS = 3;
 constexpr int BLOCK_HEADS = 4;
-constexpr int BLOCK_N = 48;
+constexpr int BLOCK_N = 80;
 constexpr int NUM_STAGES = 3;
 constexpr int Q_STAGES = 2;
-constexpr bool OVERLAP = false;
+constexpr bool OVERLAP = true;
 constexpr bool PING_PONG = false;
-constexpr int RESCALE_SLACK = -1;
-constexpr int MIN_BLOCKS_PER_SM = 4;
-constexpr int SMEM_BYTES = 53504;
-constexpr int LOADER_REGISTERS = 24;
-constexpr int REGISTERS = 104;
+constexpr int RESCALE_SLACK = 8;
+constexpr bool INTEGER_MAX = true;
+constexpr int MIN_BLOCKS_PER_SM = 1;
+constexpr int SMEM_BYTES = 221440;
+constexpr int LOADER_REGISTERS = 32;
+constexpr int REGISTERS = 160;
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
 constexpr int THREADS = (1 + NUM_WARPGROUPS) * WARPGROUP_SIZE;
 constexpr int TILES_N = BLOCK_N / 8, TILES_V = HEAD_DIM_V / 8;
@@ -432,26 +472,23 @@ struct Params {
     float scale_log2;  // softmax scale * log2(e), above 0
     int head_group;
     int longest_first;
+    u32* tickets;  // a counter, 0 between launches, from which blocks draw their work; null: each has its own
 };
-// A window, inclusive on both sides: row i sees key j iff i + offset - left <= j <= i + offset + right, with
-// offset = seqlen_k - seqlen_q. Lengths are at most 2^30 and bounds at most 2^30 - 2^16, which stands for
-// "unbounded", so that sums stay in 32 bits; causal is right = 0.
+// Bottom-right causal: row i sees key j iff j <= i + seqlen_k - seqlen_q.
 struct Mask {
-    int seqlen_k, offset, left, right;
+    int seqlen_k, offset;
     DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
-    DEVICE Mask(const Params& p, int queries, int keys)
-        : seqlen_k(keys), offset(keys - queries), left(p.window_left), right(p.window_right) {}
+    DEVICE Mask(const Params&, int queries, int keys) : seqlen_k(keys), offset(keys - queries) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
-    DEVICE int key_begin(int row_begin) const { return clamp(row_begin + offset - left); }
-    DEVICE int key_end(int row_end) const { return clamp(row_end + offset + right); }
+    DEVICE int key_begin(int row_begin) const { return 0; }
+    DEVICE int key_end(int row_end) const { return max_of(0, row_end + offset); }
     // Keys inside [shared_begin, shared_end) are seen by all of them.
-    DEVICE int shared_begin(int row_end) const { return clamp(row_end - 1 + offset - left); }
-    DEVICE int shared_end(int row_begin) const { return clamp(row_begin + 1 + offset + right); }
+    DEVICE int shared_begin(int row_end) const { return 0; }
+    DEVICE int shared_end(int row_begin) const { return max_of(0, row_begin + offset + 1); }
     // Row `row` sees keys [row_begin, row_end).
-    static constexpr bool HAS_ROW_BEGIN = true;
-    DEVICE int row_begin(int row) const { return row + offset - left; }
-    DEVICE int row_end(int row) const { return min_of(row + offset + right + 1, seqlen_k); }
-    DEVICE int clamp(int key) const { return min_of(max_of(key, 0), seqlen_k); }
+    static constexpr bool HAS_ROW_BEGIN = false;
+    DEVICE int row_begin(int row) const { return 0; }
+    DEVICE int row_end(int row) const { return row + offset + 1; }
 };
 // The key tiles that a block of query rows has to visit, from the last to the first. Tiles are counted from the first key
 // that some row sees, so that a window of W keys never costs a tile more than it must. Tiles that no row sees are not
@@ -580,10 +617,20 @@ template <int TILES_M> struct RowStatistics {
     }
 };
 
-template <int TILES_N> DEVICE float fragment_row_max(const float (&s)[TILES_N][4], int half) {
-    float x = max_of(s[0][half * 2], s[0][half * 2 + 1]);
+// INTEGER_MAX takes a row's maximum by comparing three integers at a time, in half as many instructions, and again as floats
+// in the rare lane all of whose scores are negative: their order is another one.
+template <bool INTEGER_MAX, int TILES_N> DEVICE float fragment_row_max(const float (&s)[TILES_N][4], int half) {
+    int bits = -1;
+    if constexpr (INTEGER_MAX) {
 #pragma unroll
-    for (int n = 1; n < TILES_N; ++n) x = max_of(x, max_of(s[n][half * 2], s[n][half * 2 + 1]));
+        for (int n = 0; n < TILES_N; ++n) bits = max_of_three(bits, float_bits(s[n][half * 2]), float_bits(s[n][half * 2 + 1]));
+    }
+    float x = bits_float(bits);
+    if (!INTEGER_MAX || bits < 0) {
+        x = max_of(s[0][half * 2], s[0][half * 2 + 1]);
+#pragma unroll
+        for (int n = 1; n < TILES_N; ++n) x = max_of(x, max_of(s[n][half * 2], s[n][half * 2 + 1]));
+    }
     return row_max(x);
 }
 
@@ -598,7 +645,7 @@ template <int TILES_M> struct Rescale {
 // RESCALE_SLACK < 0 does so at every tile. Otherwise the maximum moves only when it has grown by more than RESCALE_SLACK (a
 // power of two) in some row of the warp: probabilities then reach at most 2^RESCALE_SLACK, and the division at the end
 // makes the result exact again. ROWS_MAY_BE_EMPTY guards rows that have seen no key so far.
-template <int RESCALE_SLACK, bool ROWS_MAY_BE_EMPTY, int TILES_M, int TILES_N>
+template <int RESCALE_SLACK, bool ROWS_MAY_BE_EMPTY, bool INTEGER_MAX = false, int TILES_M, int TILES_N>
 DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowStatistics<TILES_M>& rows, float scale_log2) {
     Rescale<TILES_M> rescale;
     float maximum[TILES_M][2];
@@ -607,7 +654,7 @@ DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowS
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            maximum[m][half] = max_of(rows.maximum[m][half], fragment_row_max(s[m], half));
+            maximum[m][half] = max_of(rows.maximum[m][half], fragment_row_max<INTEGER_MAX>(s[m], half));
             grown |= (maximum[m][half] - rows.maximum[m][half]) * scale_log2 > RESCALE_SLACK;
         }
     rescale.needed = RESCALE_SLACK < 0 || any_in_warp(grown);
@@ -723,23 +770,25 @@ template <int STAGES> struct Place {
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
 };
+// How blocks come by their work. Without p.tickets each has one block of the grid. With it there is a block for each place on
+// the GPU: they begin with their own numbers and draw further ones from the counter, so that whoever is done early takes more.
+// The counter comes back to 0 when all have drawn a number beyond the last.
+DEVICE int draw_block(const Params& p, int blocks) {
+    return p.tickets ? grid_size() + int(take_ticket(p.tickets, blocks - 1)) : blocks;
+}
+
 // What the loader works out for a block and the groups read: integer divisions are for one thread.
 struct alignas(64) Task {
     Work work;
     KvTiles<BLOCK_N> tiles;
+    bool exists;  // false: there is no more work
 };
-
-// A block goes round the work of the grid in lanes that turn back at each end, so that under a causal mask, where work
-// shrinks from first to last, the sums come out even.
-DEVICE int block_of_round(int round) {
-    return round * grid_size() + (round % 2 ? grid_size() - 1 - block_id() : block_id());
-}
 using QTile = SmemTile<UNIT_ROWS, HEAD_DIM>;  // of one group
 using OTile = SmemTile<UNIT_ROWS, HEAD_DIM_V>;
 using KTile = SmemTile<BLOCK_N, HEAD_DIM>;
 using VTile = SmemTile<BLOCK_N, HEAD_DIM_V>;
 
-// What a warpgroup and its loader do with whole tiles: copies, products, and the way out of the output.
+// What a warpgroup and its loader do with whole tiles: copies and products.
 
 // Starts the copies of one tile, a panel of 64 columns at a time.
 template <typename Tile> DEVICE void load_tile(Tile tile, const TensorMap& map, u32 barrier, int row, int head, int batch, u64 hint) {
@@ -779,6 +828,58 @@ DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int 
     fence_async_proxy();
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
 }
+// Shared memory: buffers of Q (later of the output), of K, of V, then barriers and tasks.
+constexpr int ROWS_BYTES = larger(QTile::BYTES, OTile::BYTES);
+constexpr int K_OFFSET = Q_STAGES * NUM_WARPGROUPS * ROWS_BYTES, V_OFFSET = K_OFFSET + NUM_STAGES * KTile::BYTES;
+constexpr int BARRIERS_OFFSET = V_OFFSET + NUM_STAGES * VTile::BYTES;
+constexpr int TASKS_OFFSET = BARRIERS_OFFSET + round_up(16 * (Q_STAGES + 2 * NUM_STAGES), 64);
+static_assert(SMEM_BYTES == TASKS_OFFSET + 64 * Q_STAGES && sizeof(Task) == 64, "shared memory request");
+static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256 && HEAD_DIM_V % 8 == 0 && HEAD_DIM_V <= 256, "shapes of wgmma");
+
+DEVICE QTile q_tile(int stage, int group) { return {smem_base() + (stage * NUM_WARPGROUPS + group) * ROWS_BYTES}; }
+DEVICE KTile k_tile(int stage) { return {smem_base() + K_OFFSET + stage * KTile::BYTES}; }
+DEVICE VTile v_tile(int stage) { return {smem_base() + V_OFFSET + stage * VTile::BYTES}; }
+DEVICE SharedArray<Task> task_at(int stage) { return {smem_base() + TASKS_OFFSET + stage * 64}; }
+struct Rings {
+    Ring q{smem_base() + BARRIERS_OFFSET}, k{q.full(Q_STAGES)}, v{k.full(NUM_STAGES)};
+    DEVICE Rings() {}
+};
+// The loader's part: one thread that keeps the rings full, block after block.
+DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
+    Place<Q_STAGES> q_place;
+    Place<NUM_STAGES> k_place, v_place;
+    for (int block = block_id(); block < blocks; block = draw_block(p, blocks)) {
+        const Work work(p, block);
+        const KvTiles<BLOCK_N> tiles(Mask(p), work.query_begin, work.query_end);
+        auto load_k = [&](int tile) {
+            mbarrier_wait(rings.k.empty(k_place.stage), k_place.phase ^ 1);
+            mbarrier_arrive_expect(rings.k.full(k_place.stage), KTile::BYTES);
+            load_tile(k_tile(k_place.stage), p.k_map, rings.k.full(k_place.stage), tiles.first_key(tile), work.head_kv, work.batch, CACHE_EVICT_LAST);
+            k_place.advance();
+        };
+        mbarrier_wait(rings.q.empty(q_place.stage), q_place.phase ^ 1);
+        task_at(q_place.stage).set(0, Task{work, tiles, true});
+        mbarrier_arrive_expect(rings.q.full(q_place.stage), tiles.empty() ? 0 : NUM_WARPGROUPS * QTile::BYTES);
+        for (int group = 0; group < NUM_WARPGROUPS && !tiles.empty(); ++group)
+            load_tile(q_tile(q_place.stage, group), p.q_map, rings.q.full(q_place.stage), work.query(group * UNIT_ROWS),
+                      work.head_begin, work.batch, CACHE_EVICT_FIRST);
+        q_place.advance();
+        if (tiles.empty()) continue;
+        load_k(tiles.first());
+        for (int tile = tiles.first(); tiles.contains(tile); tile = tiles.next(tile)) {
+            if (tiles.contains(tiles.next(tile))) load_k(tiles.next(tile));  // K runs one tile ahead, as its use does
+            mbarrier_wait(rings.v.empty(v_place.stage), v_place.phase ^ 1);
+            mbarrier_arrive_expect(rings.v.full(v_place.stage), VTile::BYTES);
+            load_tile(v_tile(v_place.stage), p.v_map, rings.v.full(v_place.stage), tiles.first_key(tile), work.head_kv, work.batch, CACHE_EVICT_LAST);
+            v_place.advance();
+        }
+    }
+    if (!p.tickets) return;
+    mbarrier_wait(rings.q.empty(q_place.stage), q_place.phase ^ 1);
+    task_at(q_place.stage).set(0, Task{});
+    mbarrier_arrive(rings.q.full(q_place.stage));
+}
+// The way out of a block of queries that has seen all of its keys.
 
 // Stores a group's output from its tile: by the copy engine, unless the block has fewer heads than its box.
 DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1][TILES_V][4], const Work& work, int group) {
@@ -815,57 +916,6 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
         named_barrier_sync(1 + group, WARPGROUP_SIZE);
     }
 }
-// Shared memory: buffers of Q (later of the output), of K, of V, then barriers and tasks.
-constexpr int ROWS_BYTES = larger(QTile::BYTES, OTile::BYTES);
-constexpr int K_OFFSET = Q_STAGES * NUM_WARPGROUPS * ROWS_BYTES, V_OFFSET = K_OFFSET + NUM_STAGES * KTile::BYTES;
-constexpr int BARRIERS_OFFSET = V_OFFSET + NUM_STAGES * VTile::BYTES;
-constexpr int TASKS_OFFSET = BARRIERS_OFFSET + round_up(16 * (Q_STAGES + 2 * NUM_STAGES), 64);
-static_assert(SMEM_BYTES == TASKS_OFFSET + 64 * Q_STAGES && sizeof(Task) == 64, "shared memory request");
-static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256 && HEAD_DIM_V % 8 == 0 && HEAD_DIM_V <= 256, "shapes of wgmma");
-
-DEVICE QTile q_tile(int stage, int group) { return {smem_base() + (stage * NUM_WARPGROUPS + group) * ROWS_BYTES}; }
-DEVICE KTile k_tile(int stage) { return {smem_base() + K_OFFSET + stage * KTile::BYTES}; }
-DEVICE VTile v_tile(int stage) { return {smem_base() + V_OFFSET + stage * VTile::BYTES}; }
-DEVICE SharedArray<Task> task_at(int stage) { return {smem_base() + TASKS_OFFSET + stage * 64}; }
-struct Rings {
-    Ring q{smem_base() + BARRIERS_OFFSET}, k{q.full(Q_STAGES)}, v{k.full(NUM_STAGES)};
-    DEVICE Rings() {}
-};
-
-// The loader's part: one thread that keeps the rings full, block after block.
-DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
-    Place<Q_STAGES> q_place;
-    Place<NUM_STAGES> k_place, v_place;
-    for (int round = 0; round * grid_size() < blocks; ++round) {
-        const int block = block_of_round(round);
-        if (block >= blocks) break;
-        const Work work(p, block);
-        const KvTiles<BLOCK_N> tiles(Mask(p), work.query_begin, work.query_end);
-        auto load_k = [&](int tile) {
-            mbarrier_wait(rings.k.empty(k_place.stage), k_place.phase ^ 1);
-            mbarrier_arrive_expect(rings.k.full(k_place.stage), KTile::BYTES);
-            load_tile(k_tile(k_place.stage), p.k_map, rings.k.full(k_place.stage), tiles.first_key(tile), work.head_kv, work.batch, CACHE_EVICT_LAST);
-            k_place.advance();
-        };
-        mbarrier_wait(rings.q.empty(q_place.stage), q_place.phase ^ 1);
-        task_at(q_place.stage).set(0, Task{work, tiles});
-        mbarrier_arrive_expect(rings.q.full(q_place.stage), tiles.empty() ? 0 : NUM_WARPGROUPS * QTile::BYTES);
-        for (int group = 0; group < NUM_WARPGROUPS && !tiles.empty(); ++group)
-            load_tile(q_tile(q_place.stage, group), p.q_map, rings.q.full(q_place.stage), work.query(group * UNIT_ROWS),
-                      work.head_begin, work.batch, CACHE_EVICT_FIRST);
-        q_place.advance();
-        if (tiles.empty()) continue;
-        load_k(tiles.first());
-        for (int tile = tiles.first(); tiles.contains(tile); tile = tiles.next(tile)) {
-            if (tiles.contains(tiles.next(tile))) load_k(tiles.next(tile));  // K runs one tile ahead, as its use does
-            mbarrier_wait(rings.v.empty(v_place.stage), v_place.phase ^ 1);
-            mbarrier_arrive_expect(rings.v.full(v_place.stage), VTile::BYTES);
-            load_tile(v_tile(v_place.stage), p.v_map, rings.v.full(v_place.stage), tiles.first_key(tile), work.head_kv, work.batch, CACHE_EVICT_LAST);
-            v_place.advance();
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_wgmma(const __grid_constant__ Params p) {
     const int blocks = Work::count(p);
     const Rings rings;
@@ -897,10 +947,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
     Place<Q_STAGES> q_place;
     Place<NUM_STAGES> k_place, v_place;
     const Mask mask(p);
-    for (int round = 0; round * grid_size() < blocks; ++round) {
-        if (block_of_round(round) >= blocks) break;
+    do {
         mbarrier_wait(rings.q.full(q_place.stage), q_place.phase);
         const Task task = task_at(q_place.stage).get(0);
+        if (!task.exists) break;
         const Work& work = task.work;
         const KvTiles<BLOCK_N>& tiles = task.tiles;
 
@@ -920,7 +970,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             auto release_v = [&] { release(rings.v.empty(v_place.stage)); v_place.advance(); };
             auto softmax = [&](auto masked, int of_tile) {
                 if constexpr (masked.value) mask_scores(s, mask, work, warp_row, tiles, of_tile);
-                const Rescale<1> rescale = move_maximum<RESCALE_SLACK, masked.value>(s, rows, p.scale_log2);
+                const Rescale<1> rescale = move_maximum<RESCALE_SLACK, masked.value, INTEGER_MAX>(s, rows, p.scale_log2);
                 exponentiate<masked.value>(s, rows, p.scale_log2);
                 return rescale;
             };
@@ -967,7 +1017,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             };
             while (tiles.contains(tiles.next(tile)) && tiles.needs_mask(tiles.next(tile))) step(Constant<bool, true>{});
             while (tiles.contains(tiles.next(tile)) && !tiles.needs_mask(tiles.next(tile))) step(Constant<bool, false>{});
-            while (tiles.contains(tiles.next(tile))) step(Constant<bool, true>{});
             wait_v(tile);
             if (OVERLAP && tile != tiles.first()) take_turn();
             start_pv(o[0], probabilities, v_tile(v_place.stage));
@@ -991,5 +1040,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
         store_output(p, OTile{q_tile(q_place.stage, group).base}, o, work, group);
         if (leader) mbarrier_arrive(rings.q.empty(q_place.stage));
         q_place.advance();
-    }
+    } while (p.tickets);
 }
