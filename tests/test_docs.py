@@ -15,6 +15,7 @@ from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
 
+import numpy as np
 import pytest
 import yaml
 from fake_arrays import Tensor, fake_gpu, random  # noqa: F401 (a fixture)
@@ -137,6 +138,14 @@ def test_the_python_of_the_readme_runs_on_arrays_of_a_gpu_made_of_numpy(gpu, mon
 def test_the_python_of_the_readme_runs_on_the_gpu():
     pytest.importorskip("torch")
     exec(readme_python(), {})
+
+
+def test_the_python_about_packed_sequences_runs(gpu, capsys):
+    starts = Tensor(np.array([0, 4, 4, 11], np.int32))
+    names = {"q": random((11, 4, 64)), "k": random((11, 2, 64)), "v": random((11, 2, 64)), "starts": starts}
+    exec(blocks(ROOT / "docs" / "packed.md", "python")[0], names)
+    assert names["out"].shape == (11, 4, 64) and names["lse"].shape == (4, 11) and len(gpu.launches) == 1
+    assert "forward-bf16-b3-h4x2-q7-k7-d64-causal-varlen" in capsys.readouterr().out
 
 
 def test_the_python_about_the_simulator_runs(capsys):

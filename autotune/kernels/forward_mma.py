@@ -133,8 +133,9 @@ class ForwardMma(ForwardKernel):
             tile.update(block_m=64, block_n=64 if head_dim <= 64 else 32, num_stages=1, turing=True)
             if head_dim > 128:  # what else it would take spills
                 tile.update(rescale_slack=8, block_n=32 if plain or problem.mask != "window" else 16)
-        fixed = dict(block_heads=1, q_in_registers=False, overlap=False, min_blocks_per_sm=1, turing=False, longest_first=True,
-                     head_group=4, smem_carveout=-1)  # head_group: 4 to 16 are worth 10 to 25 % on an H200
+        # Each block looks for its sequence: in order, that takes a fifth as long. head_group: 4 to 16 gain 10 to 25 % on an H200.
+        fixed = dict(block_heads=1, q_in_registers=False, overlap=False, min_blocks_per_sm=1, turing=False,
+                     longest_first=not problem.packed, head_group=4, smem_carveout=-1)
         shapes = ({}, dict(num_stages=1), *(dict(block_m=64, block_n=n, num_warps=4, num_stages=1) for n in (64, 32, 16)))
         configs = [self.config(problem.static, {**fixed, **tile, **shape}) for shape in shapes]
         return next((c for c in configs if self.illegal(problem.static, c, gpu) is None), configs[-1])

@@ -63,7 +63,7 @@ class ForwardSimt(ForwardKernel):
 
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """The most rows a block can own, because each row that shares a tile of K and V halves its cost."""
-        values = dict(longest_first=True, head_group=1)
+        values = dict(longest_first=not problem.packed, head_group=1)  # each block looks for its sequence: sooner in order
         for num_warps, rows_per_warp in ((4, 8), (4, 4), (4, 2), (2, 2), (1, 2), (1, 1)):
             config = self.config(problem.static, dict(values, num_warps=num_warps, rows_per_warp=rows_per_warp))
             if self.illegal(problem.static, config, gpu) is None:
