@@ -108,8 +108,8 @@ def draw(words: list[str]) -> None:
 
 
 def test_the_picture_in_the_readme_is_of_the_results():
-    drawn = (ROOT / "docs" / "forward-mma-h200.svg").read_text()
-    results = yaml.safe_load((ROOT / "benchmarks" / "results" / "forward-mma-h200.yaml").read_text())
+    drawn = (ROOT / "docs" / "forward-h200.svg").read_text()
+    results = yaml.safe_load((ROOT / "benchmarks" / "results" / "forward-h200.yaml").read_text())
     for problem in results["problems"]:
         assert problem.removeprefix("forward-").replace("-", " ") in drawn
 
