@@ -34,7 +34,7 @@ from autotune.kernels.base import Kernel
 RESULTS = Path(__file__).parent / "results"
 SIMULATED_GPU = "nvidia-h200"  # whose kernels the simulator runs
 SECONDS = 150.0
-CONFIGS = 4
+CONFIGS = 2
 JUDGES = 4  # processes on the GPU: their launches are short, and the host is what they wait for
 SAY_EVERY_S = 5.0
 FEW_KINDS = ("mixed", "masked_nan")  # `mixed` has needles, random, large and equal logits by turns of 64 rows
