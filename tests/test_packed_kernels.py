@@ -16,7 +16,6 @@ from autotune.kernels.packed import most_blocks
 from autotune.problem import Problem
 from autotune.render import render
 from autotune.reference import all_blocks
-from autotune.simulator.shrink import tile_of
 
 GPU = by_name("nvidia-h200")
 FORWARD = [name for name in KERNELS if name.startswith("forward")]
