@@ -55,6 +55,10 @@ class TorchArrays:
     def empty_float32(self, like, shape):
         return like.new_empty(shape, dtype=self.float32)
 
+    def workspace(self, like, floats: int, capturing: bool):
+        """float32 values that a launch uses and nobody after it; a graph that is being captured has torch's own pool for them."""
+        return like.new_empty((floats,), dtype=self.float32)
+
     def zeros_int32(self, like, shape):
         return like.new_zeros(shape, dtype=self.int32)
 
@@ -122,6 +126,7 @@ class CupyArrays:
         self.cache_dtypes = {cupy.dtype("uint8"): "e4m3"}  # the bytes of float8_e4m3fn, which CuPy lacks
         self._ndarray, self._current_device = cupy.ndarray, runtime.getDevice
         self._stream = cupy.cuda.get_current_stream
+        self._captured: list[object] = []  # workspaces that captured graphs point into
 
     def grad_enabled(self) -> bool:
         return False
@@ -149,6 +154,14 @@ class CupyArrays:
 
     def empty_float32(self, like, shape):
         return self._allocate(like.data.device_id, shape, self.float32)
+
+    def workspace(self, like, floats: int, capturing: bool):
+        """float32 values that a launch uses and nobody after it. A captured launch keeps them for good: it may be replayed at any
+        time, and CuPy's pool would give them to others."""
+        array = self._allocate(like.data.device_id, (floats,), self.float32)
+        if capturing:
+            self._captured.append(array)
+        return array
 
     def zeros_int32(self, like, shape):
         array = self._allocate(like.data.device_id, shape, self.int32)

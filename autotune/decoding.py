@@ -73,7 +73,7 @@ class DecodePlan:
         partial_o = partial_statistics = counters = 0
         if launches.slots:
             floats = launches.slots * launches.rows * self._head_dim_v
-            space = library.empty_float32(like, (floats + launches.slots * launches.rows * 2,))
+            space = library.workspace(like, floats + launches.slots * launches.rows * 2, capturing(stream))
             partial_o = library.pointer(space)
             partial_statistics = partial_o + 4 * floats
             if launches.tickets:

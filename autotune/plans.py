@@ -62,7 +62,7 @@ class Plan:
         else:
             values += self._idle
         if self._workspace:
-            space = library.empty_float32(like, (self._workspace * batch * seqlen_q,))
+            space = library.workspace(like, self._workspace * batch * seqlen_q, is_capturing(stream))
             values = *values, library.pointer(space)
         for launch_step, grid in zip(self._launches, grids):
             launch_step(grid, stream, self._packer, values)

@@ -58,6 +58,9 @@ CASES: dict[str, tuple[tuple[str, dict], ...]] = {
               q_stages=1)),
         ("forward-bf16-b1-h4x2-q200-k300-d40-causal",
          dict(num_warpgroups=3, block_n=48, num_stages=2, overlap=False, ping_pong=True, persistent=True, q_stages=2)),
+        ("forward-bf16-b1-h3x1-q90-k300-d64-causal",  # splits without a key among them
+         dict(num_warpgroups=1, block_n=64, num_stages=2, overlap=True, ping_pong=False, persistent=True, q_stages=1,
+              block_heads=2, split_keys=True, num_splits=6)),
     ),
     "decode_mma": (
         ("decode-bf16-b2-h8x1-q3-k500-d64-causal-page16",

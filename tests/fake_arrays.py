@@ -53,7 +53,7 @@ class TensorArrays:
         self.sink_dtypes = {array_dtype("bf16"): 2, **{np.dtype(n): c for n, c in SINK_DTYPES.items() if n != "bfloat16"}}
         self.int32, self.float32 = np.dtype(np.int32), np.dtype(np.float32)
         self.cache_dtypes = {np.dtype(np.uint8): "e4m3"}
-        self.copies, self.streams = 0, {0: 70, 1: 71}
+        self.copies, self.streams, self.workspaces = 0, {0: 70, 1: 71}, []
 
     def read(self, tensor):
         array = tensor.array
@@ -79,6 +79,10 @@ class TensorArrays:
 
     def empty_float32(self, like, shape):
         return Tensor(aligned(shape, np.dtype(np.float32)), like.device)
+
+    def workspace(self, like, floats, capturing):
+        self.workspaces.append((floats, capturing))
+        return Tensor(aligned((floats,), np.dtype(np.float32)), like.device)
 
     def zeros_int32(self, like, shape):
         return Tensor(np.zeros(shape, np.int32), like.device)
@@ -262,7 +266,8 @@ def install(monkeypatch):
     monkeypatch.setattr(dependent, "_driver_launch", lambda: fake.launchKernelEx)
     monkeypatch.setitem(arrays.LIBRARIES, Tensor, library)
     fake.capturing = False
-    monkeypatch.setattr(arrays, "is_capturing", lambda stream: fake.capturing)
+    for module in (arrays, plans):
+        monkeypatch.setattr(module, "is_capturing", lambda stream: fake.capturing)
     for module in (plans, import_module("autotune.attention"), import_module("autotune.explain"),
                    import_module("autotune.explaincache"), import_module("autotune.explainvarlen")):
         monkeypatch.setattr(module, "detect", lambda device=0: GPU)

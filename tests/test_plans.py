@@ -67,6 +67,20 @@ def test_what_a_warm_call_launches_is_the_kernels_plan_and_arguments(kernel, dat
     assert all(named[p.name] == config[p.name] for p in kernel.parameters if p.name in named)
 
 
+def test_a_call_that_splits_keys_lends_a_workspace_to_both_of_its_launches(gpu):
+    q, k, v = qkv(batch=1, seqlen_q=100, seqlen_k=3000)
+    gpu.compute = "bf16", 64, 64
+    out, lse = autotune.attention(q, k, v, return_lse=True)
+    config = plans.find(plans.key_of(Problem(heads_q=4, heads_kv=2, seqlen_q=100, seqlen_k=3000, head_dim=64), 0)).match.config
+    first, second = gpu.calls
+    assert config["num_splits"] == first["num_splits"] > 1 and first == second and first["workspace"]
+    floats = config["num_splits"] * 4 * 100 * 66
+    assert gpu.library.workspaces == [(floats, False)] and not np.isnan(lse.array).any()
+    gpu.capturing = True
+    autotune.attention(q, k, v, out=out)
+    assert gpu.library.workspaces[1:] == [(floats, True)] and len(gpu.calls) == 4
+
+
 def test_growing_lengths_stay_warm(gpu):
     q, k, v = qkv(seqlen_k=257)
     for length in range(257, 289):

@@ -40,7 +40,7 @@ CASES = [
     ("bf16-b1-h2x1-q70-k300-d64-causal", dict(num_splits=4)),
     ("fp16-b1-h1x1-q70-k100-d64", dict(num_splits=16)),  # more splits than tiles
     ("bf16-b1-h2x2-q100-k20-d64-causal", dict(num_splits=2)),  # rows that see no key, and one tile
-    ("bf16-b2-h1x1-q65-k0-d40", dict(num_splits=2)),
+    ("bf16-b2-h1x1-q65-k1-d40", dict(num_splits=2)),
     ("bf16-b1-h2x1-q130-k400-d64-left60-right8", dict(num_splits=2, num_warpgroups=2, persistent=True)),
     ("bf16-b1-h2x1-q70-k400-d64-causal-left200-sinks", dict(num_splits=3, rescale_slack=-1)),
     # a block has a head that is not there
