@@ -39,6 +39,7 @@ CASES: dict[str, tuple[tuple[str, dict], ...]] = {
     "forward_simt": (
         ("forward-bf16-b1-h2x1-q70-k200-d40-causal", dict(num_warps=4, rows_per_warp=8)),
         ("forward-fp32-b1-h1x1-q70-k131-d24-left40-right8", dict(num_warps=2, rows_per_warp=4)),
+        ("forward-bf16-b3-h2x1-q70-k90-d40-causal-varlen", dict(num_warps=4, rows_per_warp=4)),
     ),
     "forward_mma": (
         ("forward-bf16-b1-h2x1-q100-k300-d64-causal", dict(block_m=64, num_warps=4, block_n=48, num_stages=2)),
@@ -49,6 +50,7 @@ CASES: dict[str, tuple[tuple[str, dict], ...]] = {
         ("forward-bf16-b1-h2x1-q100-k300-d64",
          dict(block_m=128, num_warps=4, block_n=32, num_stages=2, q_in_registers=True, overlap=True)),
         ("forward-fp16-b1-h2x1-q100-k300-d64-causal-alibi", dict(block_m=64, num_warps=4, block_n=48, num_stages=2, turing=True)),
+        ("forward-bf16-b3-h2x1-q100-k150-d40-causal-page16", dict(block_m=64, num_warps=4, block_n=48, num_stages=2)),
     ),
     "forward_wgmma": (
         ("forward-bf16-b1-h2x1-q150-k300-d64-causal",
@@ -61,6 +63,10 @@ CASES: dict[str, tuple[tuple[str, dict], ...]] = {
         ("forward-bf16-b1-h3x1-q90-k300-d64-causal",  # splits without a key among them
          dict(num_warpgroups=1, block_n=64, num_stages=2, overlap=True, ping_pong=False, persistent=True, q_stages=1,
               block_heads=2, split_keys=True, num_splits=6)),
+        ("forward-bf16-b4-h4x2-q150-k150-d40-causal-varlen",
+         dict(num_warpgroups=2, block_heads=2, block_n=48, num_stages=2, q_stages=2, persistent=True)),
+        ("forward-fp16-b3-h2x1-q100-k300-d64-causal-left60-page16",
+         dict(num_warpgroups=2, block_heads=1, block_n=48, num_stages=2, q_stages=1, overlap=True, persistent=False)),
     ),
     "decode_mma": (
         ("decode-bf16-b2-h8x1-q3-k500-d64-causal-page16",
@@ -74,6 +80,8 @@ CASES: dict[str, tuple[tuple[str, dict], ...]] = {
 
 # Mutants that no run can tell from the original, by (part of the operation, part of the line).
 REASONS: dict[tuple[str, str], str] = {
+    ("sync_warp removed", "falls behind by a round"):
+        "lanes that only wait: here each of them runs often enough, which a GPU does not promise",
     ("named_barrier_sync", "auto take_turn"): "turns only say who multiplies first; no result depends on that",
     ("named_barrier_sync", "named_barrier_sync(1 + group, WARPGROUP_SIZE);"):
         "before the output is staged: a warp writes only its own rows, and its wait covers the multiplies that read them",

@@ -30,8 +30,8 @@ def call(inputs, convert=lambda array: array, **keywords):
     return autotune.attention_varlen(
         *(convert(array[0]) for array in (inputs.q, inputs.k, inputs.v)), convert(layout.device_starts("query")),
         convert(layout.device_starts("key")), problem.seqlen_q, problem.seqlen_k, scale=inputs.scale,
-        window=(problem.window_left, problem.window_right), softcap=problem.softcap, sinks=convert(inputs.sinks), alibi_slopes=convert(inputs.alibi_slopes),
-        return_lse=True, **keywords)
+        window=(problem.window_left, problem.window_right), softcap=problem.softcap, sinks=convert(inputs.sinks),
+        alibi_slopes=convert(inputs.alibi_slopes), return_lse=True, **keywords)
 
 
 @pytest.mark.parametrize("library", ["cupy", "torch"])

@@ -13,7 +13,7 @@ DEVICE void load_blocks(const Params& p, const Rings& rings) {
         auto load = [&](const auto& tile, const TensorMap& map, const Ring& ring, auto& place, int first_key) {
             mbarrier_wait(ring.empty(place.stage), place.phase ^ 1);
             if (first) mbarrier_arrive_expect(ring.full(place.stage), tile.BYTES);
-            sync_warp();
+            sync_warp();  // no lane falls behind by a round of the ring, where a phase has the same parity again
             boxes.load(tile, map, ring.full(place.stage), first_key);
             place.advance();
         };
