@@ -107,7 +107,7 @@ BAD = {
     "an unknown parameter": lambda e: e["config"].update(include="/etc/passwd"),
     "an unknown kernel": lambda e: e["config"].update(kernel="../../evil"),
     "a bool for an int": lambda e: e["config"].update(num_stages=True),
-    "a missing parameter": lambda e: e["config"].popitem(),
+    "a missing parameter": lambda e: e["config"].pop("num_stages"),
     "a config that is text": lambda e: e.update(config="forward_mma block_m=128"),
     "a name that is no text": lambda e: e["config"].update({3: 4}),
     "an illegal tie": lambda e: e["ties"][0]["config"].update(num_warps=-1),
