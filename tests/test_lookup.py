@@ -214,7 +214,7 @@ def test_a_broken_file_never_crashes_a_caller(db, tmp_path, content, caplog):
 
 def test_no_kernel(db):
     with pytest.raises(NoKernelError, match="no kernel can serve .* on nvidia-h200"):
-        lookup("forward-bf16-b1-h1-q1-k1-d128-page16".replace("h1-", "h1x1-"), H200)
+        lookup("decode-fp32-b1-h1x1-q1-k64-d128", H200)
 
 
 # Properties
