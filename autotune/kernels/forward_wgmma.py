@@ -23,11 +23,14 @@ BOX_ROWS_FIELD = Field("int", "box_rows", "of a box of K or V: the most that div
 LOADER_REGISTERS = 32  # at the least; with the 24 that setmaxnreg would take the loader spills
 MOST_REGISTERS, MOST_LOADER_REGISTERS = 240, 64  # an H200 stopped at a group that was alone and handed over none of its 256
 PACKED_LOADER_REGISTERS = 48  # of one that looks for the sequences of its work: with 40 it spills
+SPLIT_LOADER_REGISTERS = 40  # of one that works out its part of the keys and serves one group: with 32 one in ten spills
 
 
 def multiplier_registers(static: Static, v: Mapping[str, Value], registers_per_sm: int = 65536) -> int:
     """What setmaxnreg can give each thread of the multiplying groups once the loader's group has handed over its own."""
-    groups, least = v["num_warpgroups"], PACKED_LOADER_REGISTERS if static.packed else LOADER_REGISTERS
+    groups = v["num_warpgroups"]
+    dense = SPLIT_LOADER_REGISTERS if v["split_keys"] and groups == 1 else LOADER_REGISTERS
+    least = PACKED_LOADER_REGISTERS if static.packed else dense
     return min(MOST_REGISTERS, (entry_registers(v, registers_per_sm) * (1 + groups) - least) // groups // 8 * 8)
 
 
