@@ -20,9 +20,12 @@ from .tensormap import encode
 
 class Binding(NamedTuple):
     """`fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes)` gives (blocks of each step, the fields of Params but
-    for what is lent, whether blocks draw their work), for `packer` to pack with what is lent behind them. `arrays` is 6 pointers (q, k, v, out, lse, sinks), then 12 strides in elements (q, k, v, out by
-    batch, row, head); `slopes` is (pointer, batch stride) of the ALiBi slopes, or empty for problems without. Lent are the
-    pointer to a counter that is 0, where blocks draw, else `idle`, then the pointer to the workspace if there must be one. Raises `tensormap.Unmappable` for arrays that the kernel's maps cannot describe."""
+    for what is lent, whether blocks draw their work), for `packer` to pack with what is lent behind them.
+
+    `arrays` is 6 pointers (q, k, v, out, lse, sinks), then 12 strides in elements (q, k, v, out by batch, row, head); `slopes` is
+    (pointer, batch stride) of the ALiBi slopes, or empty for problems without. Lent are the pointer to a counter that is 0, where
+    blocks draw, else `idle`, then the pointer to the workspace if there must be one. Raises `tensormap.Unmappable` for arrays
+    that the kernel's maps cannot describe."""
 
     fields: Callable[[int, int, int, tuple, float, int, tuple], tuple[tuple, tuple, bool]]
     packer: struct.Struct

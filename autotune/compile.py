@@ -27,7 +27,8 @@ FORMAT = "cubin"
 CACHE_VERSION = 2
 
 # ptxas remarks that mean a silently slow kernel.
-ADVISORIES = {"(C7508)": "setmaxnreg was ignored", "wgmma.mma_async instructions are serialized": "wgmma instructions are serialized"}
+ADVISORIES = {"(C7508)": "setmaxnreg was ignored",
+              "wgmma.mma_async instructions are serialized": "wgmma instructions are serialized"}
 
 
 class CompileError(Exception):
