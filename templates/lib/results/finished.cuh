@@ -1,6 +1,7 @@
 // The way out of a block of queries that has seen all of its keys.
 
-// Stores a group's output from its tile: by the copy engine, unless the block has fewer heads than its box.
+// Stores a group's output from its tile: by the copy engine, which goes on reading the tile for a while, unless the block has
+// fewer heads than its box.
 DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1][TILES_V][4], const Work& work, int group) {
     const int warp_row = thread_id() % WARPGROUP_SIZE / WARP_SIZE * 16;
 #pragma unroll
@@ -24,7 +25,6 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
             tma_store(p.out_map, tile.base + panel * OTile::PANEL_BYTES, panel * 64, work.query(group * UNIT_ROWS),
                       work.head_begin, work.batch);
         tma_store_commit();
-        tma_store_wait_read();
     } else {
         for (int i = thread_id() % WARPGROUP_SIZE; i < UNIT_ROWS * TILES_V; i += WARPGROUP_SIZE) {
             const int row = group * UNIT_ROWS + i / TILES_V, chunk = i % TILES_V;
@@ -35,3 +35,29 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
         named_barrier_sync(1 + group, WARPGROUP_SIZE);
     }
 }
+// The leader of a group waits here until the copy engine has read what the group stored last.
+DEVICE void wait_until_read() { tma_store_wait_read(); }
+
+struct Results {
+    float sinks[2];  // of this lane's two rows, in log2 units
+
+    DEVICE void prepare(const Params& p, const Work& work, int row) {
+        for (int half = 0; half < 2; ++half)
+            sinks[half] = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
+    }
+    // Divides by the sums and stores O and LSE. `tile` takes the place of the group's Q.
+    DEVICE void leave(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics<1>& rows, const Task& task, const OTile& tile,
+                      int group, int row) const {
+        const Work& work = task.work;
+#pragma unroll
+        for (int half = 0; half < 2; ++half, row += 8) {
+            const RowEnd end = finish_row(rows.maximum[0][half] * p.scale_log2, row_sum(rows.sum[0][half]), sinks[half]);
+#pragma unroll
+            for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= end.factor, o[0][d][half * 2 + 1] *= end.factor;
+            if (p.lse && work.exists(row) && c_column() == 0)
+                p.lse[(i64(work.batch) * p.heads_q + work.head(row)) * p.seqlen_q + work.query(row)] = end.lse;
+        }
+        named_barrier_sync(1 + group, WARPGROUP_SIZE);  // all warps of the group are done with Q
+        store_output(p, tile, o, work, group);
+    }
+};
