@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Callable, Iterator, Mapping, NamedTuple
 
 from ..config import Config, Parameter, Value, typed
@@ -183,7 +183,14 @@ class Kernel:
 
     def compile_key(self, config: Config) -> tuple:
         """What of `config` reaches the source: configs with the same key share a binary."""
-        return tuple(config[p.name] for p in self.parameters if p.kind == "compile")
+        return config.items[:self._compiled]
+
+    @cached_property
+    def _compiled(self) -> int:
+        kinds = [p.kind for p in self.parameters]
+        count = kinds.count("compile")
+        assert "launch" not in kinds[:count], f"{self.name} declares a launch parameter before a compile parameter"
+        return count
 
     def launch_combinations(self, compiled: Mapping[str, Value]) -> Iterator[dict[str, Value]]:
         """Every combination of the launch parameters that may go with these compile parameters."""
@@ -211,9 +218,6 @@ def legal_configs(kernel: Kernel, static: Static, gpu: Gpu) -> tuple[Config, ...
     """Every config of `kernel` that is searched and breaks no rule, in canonical order."""
     # Rules read compile parameters only, so they run once for each of those, and the launch parameters, which are declared last,
     # are hung on: the same ones wherever the compile parameters that some of them need are the same.
-    kinds = [parameter.kind for parameter in kernel.parameters]
-    compiled = kinds.count("compile")
-    assert "launch" not in kinds[:compiled], f"{kernel.name} declares a launch parameter before a compile parameter"
     needed = {parameter.needs for parameter in kernel.parameters if parameter.needs}
     launches: dict[tuple[Value, ...], list[Config]] = {}
     legal = []
@@ -225,5 +229,5 @@ def legal_configs(kernel: Kernel, static: Static, gpu: Gpu) -> tuple[Config, ...
             launches[key] = [Config.of(kernel.name, launch) for launch in kernel.launch_combinations(values)]
         config = kernel.config(static, {**values, **launches[key][0].values})
         if kernel.illegal(static, config, gpu) is None:
-            legal += [Config(kernel.name, config.items[:compiled] + launch.items) for launch in launches[key]]
+            legal += [Config(kernel.name, kernel.compile_key(config) + launch.items) for launch in launches[key]]
     return tuple(legal)

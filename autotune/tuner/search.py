@@ -52,8 +52,8 @@ class Search:
         self._random = random.Random(seed)
         with quiet_optuna():
             self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(n_startup_trials=STARTUP, seed=seed))
-        self._distributions = {p.name: optuna.distributions.CategoricalDistribution(_used(p, self.space))
-                               for p in self._compiled if self.space}
+        self._distributions = {p.name: optuna.distributions.CategoricalDistribution([p.values[i] for i in np.unique(column)])
+                               for p, column in zip(self._parameters, self._points.T) if p.kind == "compile" and self.space}
         self._trials: dict[int, optuna.Trial] = {}
         self._turn = 0
 
@@ -216,19 +216,14 @@ def diverse(ranked: Sequence[Config], count: int, parameters: Iterable[Parameter
 
 def _coordinates(parameters: Sequence[Parameter], space: Sequence[Config]) -> np.ndarray:
     """(configs, parameters) int16: the index of each value among its parameter's declared ones."""
-    index = [{value: i for i, value in enumerate(p.values)} for p in parameters]
-    rows = [[table[config[p.name]] for table, p in zip(index, parameters)] for config in space]
+    places = {(p.name, value): i for p in parameters for i, value in enumerate(p.values)}
+    names = {p.name for p in parameters}
+    rows = [[places[item] for item in config.items if item[0] in names] for config in space]
     return np.array(rows, dtype=np.int16).reshape(len(space), len(parameters))
 
 
 def _is_ordered(parameter: Parameter) -> bool:
     return all(type(value) is int for value in parameter.values)
-
-
-def _used(parameter: Parameter, space: Sequence[Config]) -> list:
-    """The values of `parameter` that occur in `space`, in declared order."""
-    used = {config[parameter.name] for config in space}
-    return [value for value in parameter.values if value in used]
 
 
 @contextmanager

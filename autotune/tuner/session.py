@@ -71,11 +71,10 @@ class Session:
         `StoreError`, `CompilerMissing`, `CacheError`."""
         started = time.monotonic()
         desk = _Desk(self, problem)
-        kernels = worthwhile(candidates(problem, self.gpu), problem, self.gpu)
         searches = []
-        for kernel in kernels:
+        for kernel, predictions in worthwhile(candidates(problem, self.gpu), problem, self.gpu).items():
             space = kernel.space(problem, self.gpu)
-            searches.append(Search(kernel, space, seeds(kernel, problem, self.gpu, space, known)))
+            searches.append(Search(kernel, space, seeds(kernel, problem, self.gpu, space, known, predictions)))
         resumed = [trial for search in searches for trial in desk.restore(search)]
         budget = self.effort.budget
         spent = sum(1 if trial.cubin else COMPILE_ONLY for trial in resumed)
