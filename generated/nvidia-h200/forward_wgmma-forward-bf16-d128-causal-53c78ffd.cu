@@ -4,13 +4,13 @@
 //            rescale_slack=8 integer_max=true min_blocks_per_sm=1 split_keys=false smem_bytes=172224
 // resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 172224 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b1-h16x16-q16384-k16384-d128-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=80 num_stages=3 q_stages=1 overlap=true ping_pong=false rescale_slack=8 integer_max=true min_blocks_per_sm=1 split_keys=false smem_bytes=172224 longest_first=true head_group=8 persistent=true num_splits=1'
+// again      autotune source forward-bf16-b1-h16x16-q16384-k16384-d128-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=80 num_stages=3 q_stages=1 overlap=true ping_pong=false rescale_slack=8 integer_max=true min_blocks_per_sm=1 split_keys=false smem_bytes=172224 longest_first=true head_group=8 persistent=false num_splits=1'
 //
 // serves
 //   forward-bf16-b1-h16x16-q16384-k16384-d128-causal
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       1613.66 us measured (681 TFLOP/s), 1.093 x as fast as the default
-//       the best of 58, 3 within noise of it, 2026-11-29 21:31:37 UTC
+//       launched with longest_first=true head_group=8 persistent=false num_splits=1
+//       1609.73 us measured (683 TFLOP/s), 1.103 x as fast as the default
+//       the best of 57, 3 within noise of it, 2026-11-30 00:30:39 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -881,7 +881,8 @@ DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
 }
 // The way out of a block of queries that has seen all of its keys.
 
-// Stores a group's output from its tile: by the copy engine, unless the block has fewer heads than its box.
+// Stores a group's output from its tile: by the copy engine, which goes on reading the tile for a while, unless the block has
+// fewer heads than its box.
 DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1][TILES_V][4], const Work& work, int group) {
     const int warp_row = thread_id() % WARPGROUP_SIZE / WARP_SIZE * 16;
 #pragma unroll
@@ -905,7 +906,6 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
             tma_store(p.out_map, tile.base + panel * OTile::PANEL_BYTES, panel * 64, work.query(group * UNIT_ROWS),
                       work.head_begin, work.batch);
         tma_store_commit();
-        tma_store_wait_read();
     } else {
         for (int i = thread_id() % WARPGROUP_SIZE; i < UNIT_ROWS * TILES_V; i += WARPGROUP_SIZE) {
             const int row = group * UNIT_ROWS + i / TILES_V, chunk = i % TILES_V;
@@ -916,6 +916,32 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
         named_barrier_sync(1 + group, WARPGROUP_SIZE);
     }
 }
+// The leader of a group waits here until the copy engine has read what the group stored last.
+DEVICE void wait_until_read() { tma_store_wait_read(); }
+
+struct Results {
+    float sinks[2];  // of this lane's two rows, in log2 units
+
+    DEVICE void prepare(const Params& p, const Work& work, int row) {
+        for (int half = 0; half < 2; ++half)
+            sinks[half] = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
+    }
+    // Divides by the sums and stores O and LSE. `tile` takes the place of the group's Q.
+    DEVICE void leave(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics<1>& rows, const Task& task, const OTile& tile,
+                      int group, int row) const {
+        const Work& work = task.work;
+#pragma unroll
+        for (int half = 0; half < 2; ++half, row += 8) {
+            const RowEnd end = finish_row(rows.maximum[0][half] * p.scale_log2, row_sum(rows.sum[0][half]), sinks[half]);
+#pragma unroll
+            for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= end.factor, o[0][d][half * 2 + 1] *= end.factor;
+            if (p.lse && work.exists(row) && c_column() == 0)
+                p.lse[(i64(work.batch) * p.heads_q + work.head(row)) * p.seqlen_q + work.query(row)] = end.lse;
+        }
+        named_barrier_sync(1 + group, WARPGROUP_SIZE);  // all warps of the group are done with Q
+        store_output(p, tile, o, work, group);
+    }
+};
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_wgmma(const __grid_constant__ Params p) {
     const int blocks = Work::count(p);
     const Rings rings;
@@ -946,6 +972,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
 
     Place<Q_STAGES> q_place;
     Place<NUM_STAGES> k_place, v_place;
+    // The buffer of Q from which the last block's output leaves. Where the next block has another one, its first product
+    // starts before the group waits for the copy engine.
+    constexpr bool RELEASE_LATE = Q_STAGES > 1;
+    int leaving = -1;
+    auto release_q = [&] {
+        if (leader && leaving >= 0) wait_until_read(), mbarrier_arrive(rings.q.empty(leaving));
+    };
     const Mask mask(p);
     do {
         mbarrier_wait(rings.q.full(q_place.stage), q_place.phase);
@@ -956,6 +989,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
 
         float o[1][TILES_V][4] = {};
         RowStatistics<1> rows;
+        Results results;
         if (!tiles.empty()) {
             float s[1][TILES_N][4];
             u32 probabilities[STEPS_N][4];
@@ -979,6 +1013,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             wait_k();
             take_turn();
             start_qk(s[0], q, k_tile(k_place.stage));
+            if constexpr (RELEASE_LATE) release_q();
             wgmma_wait<0>(s[0]);
             release_k();
             softmax(Constant<bool, true>{}, tile);
@@ -1021,24 +1056,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             if (OVERLAP && tile != tiles.first()) take_turn();
             start_pv(o[0], probabilities, v_tile(v_place.stage));
             pass_turn();
+            results.prepare(p, work, warp_row + c_row());  // behind the product
             wgmma_wait<0>(o[0]);
             release_v();
+        } else {  // zeros go the same way
+            if constexpr (RELEASE_LATE) release_q();
+            results.prepare(p, work, warp_row + c_row());
         }
-
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = warp_row + half * 8 + c_row();
-            const float sink = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row), p.heads_q - 1));
-            const RowEnd end = finish_row(rows.maximum[0][half] * p.scale_log2, row_sum(rows.sum[0][half]), sink);
-#pragma unroll
-            for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= end.factor, o[0][d][half * 2 + 1] *= end.factor;
-            if (p.lse && work.exists(row) && c_column() == 0)
-                p.lse[(i64(work.batch) * p.heads_q + work.head(row)) * p.seqlen_q + work.query(row)] = end.lse;
-        }
-        // A tile of zeros goes the same way when no key reaches the block. All warps of the group are done with Q by then.
-        named_barrier_sync(1 + group, WARPGROUP_SIZE);
-        store_output(p, OTile{q_tile(q_place.stage, group).base}, o, work, group);
-        if (leader) mbarrier_arrive(rings.q.empty(q_place.stage));
+        results.leave(p, o, rows, task, OTile{q_tile(q_place.stage, group).base}, group, warp_row + c_row());
+        leaving = q_place.stage;
+        if constexpr (!RELEASE_LATE) release_q();
         q_place.advance();
     } while (p.tickets);
+    if (leader) wait_until_read();  // shared memory must outlive the copy
 }

@@ -1,16 +1,16 @@
-// forward_wgmma for forward-bf16-d192-causal on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// forward_wgmma for forward-bf16-d32-causal on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     num_warpgroups=2 block_heads=1 block_n=96 num_stages=2 q_stages=1 overlap=true ping_pong=false
-//            rescale_slack=-1 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=196800
-// resources  forward_wgmma: 168 registers, 0 bytes spilled, 384 threads, 196800 bytes of shared memory
+// config     num_warpgroups=3 block_heads=1 block_n=144 num_stages=3 q_stages=2 overlap=true ping_pong=false
+//            rescale_slack=-1 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=160000
+// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 160000 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b2-h16x16-q8192-k8192-d192-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=2 block_heads=1 block_n=96 num_stages=2 q_stages=1 overlap=true ping_pong=false rescale_slack=-1 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=196800 longest_first=true head_group=4 persistent=false num_splits=1'
+// again      autotune source forward-bf16-b2-h16x16-q8192-k8192-d32-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=144 num_stages=3 q_stages=2 overlap=true ping_pong=false rescale_slack=-1 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=160000 longest_first=true head_group=32 persistent=true num_splits=1'
 //
 // serves
-//   forward-bf16-b2-h16x16-q8192-k8192-d192-causal
-//       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       1214.61 us measured (679 TFLOP/s), 1.000 x as fast as the default
-//       the best of 55, 4 within noise of it, 2026-11-29 21:32:40 UTC
+//   forward-bf16-b2-h16x16-q8192-k8192-d32-causal
+//       launched with longest_first=true head_group=32 persistent=true num_splits=1
+//       437.072 us measured (314 TFLOP/s), 1.079 x as fast as the default
+//       the best of 67, 1 within noise of it, 2026-11-30 00:31:34 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -336,47 +336,13 @@ template <int PENDING, typename... Tiles> DEVICE void wgmma_wait(Tiles&... tiles
     (pin(tiles), ...);
 }
 
-// C (64 x 96) = or += A B^T, both K-major in shared memory.
-DEVICE void wgmma_qk(float (&c)[12][4], u64 a, u64 b, bool accumulate) {
+// C (64 x 144) = or += A B^T, both K-major in shared memory.
+DEVICE void wgmma_qk(float (&c)[18][4], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, "
-        "%4, %5, %6, %7, "
-        "%8, %9, %10, %11, "
-        "%12, %13, %14, %15, "
-        "%16, %17, %18, %19, "
-        "%20, %21, %22, %23, "
-        "%24, %25, %26, %27, "
-        "%28, %29, %30, %31, "
-        "%32, %33, %34, %35, "
-        "%36, %37, %38, %39, "
-        "%40, %41, %42, %43, "
-        "%44, %45, %46, %47"
-        "}, %48, %49, accumulate, 1, 1, 0, 0;\n"
-        "}\n"
-        :
-          "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
-          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
-          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
-          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
-          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
-          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
-          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
-          "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]),
-          "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3])
-        : "l"(a), "l"(b), "r"(int(accumulate)));
-}
-
-// C (64 x 192) += A B with A in registers and B MN-major in shared memory.
-DEVICE void wgmma_pv(float (&c)[24][4], const u32 (&a)[4], u64 b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+        "setp.ne.b32 accumulate, %74, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n144k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, "
         "%4, %5, %6, %7, "
         "%8, %9, %10, %11, "
@@ -394,14 +360,9 @@ DEVICE void wgmma_pv(float (&c)[24][4], const u32 (&a)[4], u64 b) {
         "%56, %57, %58, %59, "
         "%60, %61, %62, %63, "
         "%64, %65, %66, %67, "
-        "%68, %69, %70, %71, "
-        "%72, %73, %74, %75, "
-        "%76, %77, %78, %79, "
-        "%80, %81, %82, %83, "
-        "%84, %85, %86, %87, "
-        "%88, %89, %90, %91, "
-        "%92, %93, %94, %95"
-        "}, {%96, %97, %98, %99}, %100, 1, 1, 1, 1;\n"
+        "%68, %69, %70, %71"
+        "}, %72, %73, accumulate, 1, 1, 0, 0;\n"
+        "}\n"
         :
           "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
           "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
@@ -420,13 +381,24 @@ DEVICE void wgmma_pv(float (&c)[24][4], const u32 (&a)[4], u64 b) {
           "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
           "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3]),
           "+f"(c[16][0]), "+f"(c[16][1]), "+f"(c[16][2]), "+f"(c[16][3]),
-          "+f"(c[17][0]), "+f"(c[17][1]), "+f"(c[17][2]), "+f"(c[17][3]),
-          "+f"(c[18][0]), "+f"(c[18][1]), "+f"(c[18][2]), "+f"(c[18][3]),
-          "+f"(c[19][0]), "+f"(c[19][1]), "+f"(c[19][2]), "+f"(c[19][3]),
-          "+f"(c[20][0]), "+f"(c[20][1]), "+f"(c[20][2]), "+f"(c[20][3]),
-          "+f"(c[21][0]), "+f"(c[21][1]), "+f"(c[21][2]), "+f"(c[21][3]),
-          "+f"(c[22][0]), "+f"(c[22][1]), "+f"(c[22][2]), "+f"(c[22][3]),
-          "+f"(c[23][0]), "+f"(c[23][1]), "+f"(c[23][2]), "+f"(c[23][3])
+          "+f"(c[17][0]), "+f"(c[17][1]), "+f"(c[17][2]), "+f"(c[17][3])
+        : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+// C (64 x 32) += A B with A in registers and B MN-major in shared memory.
+DEVICE void wgmma_pv(float (&c)[4][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, "
+        "%4, %5, %6, %7, "
+        "%8, %9, %10, %11, "
+        "%12, %13, %14, %15"
+        "}, {%16, %17, %18, %19}, %20, 1, 1, 1, 1;\n"
+        :
+          "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
+          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
+          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
+          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 // The way back of ldmatrix.cuh's load_a (sm_90): a 16 x 16 tile in the layout of A to rows [row, row + 16), columns
@@ -437,21 +409,21 @@ template <typename Tile> DEVICE void store_a(const Tile& tile, int lane, int row
 }
 using Element = bf16;
 
-constexpr int HEAD_DIM = 192;
-constexpr int HEAD_DIM_V = 192;
-constexpr int NUM_WARPGROUPS = 2;
+constexpr int HEAD_DIM = 32;
+constexpr int HEAD_DIM_V = 32;
+constexpr int NUM_WARPGROUPS = 3;
 constexpr int BLOCK_HEADS = 1;
-constexpr int BLOCK_N = 96;
-constexpr int NUM_STAGES = 2;
-constexpr int Q_STAGES = 1;
+constexpr int BLOCK_N = 144;
+constexpr int NUM_STAGES = 3;
+constexpr int Q_STAGES = 2;
 constexpr bool OVERLAP = true;
 constexpr bool PING_PONG = false;
 constexpr int RESCALE_SLACK = -1;
 constexpr bool INTEGER_MAX = false;
 constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 196800;
-constexpr int LOADER_REGISTERS = 40;
-constexpr int REGISTERS = 232;
+constexpr int SMEM_BYTES = 160000;
+constexpr int LOADER_REGISTERS = 32;
+constexpr int REGISTERS = 160;
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
 constexpr int THREADS = (1 + NUM_WARPGROUPS) * WARPGROUP_SIZE;
 constexpr int TILES_N = BLOCK_N / 8, TILES_V = HEAD_DIM_V / 8;
@@ -901,7 +873,8 @@ DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
 }
 // The way out of a block of queries that has seen all of its keys.
 
-// Stores a group's output from its tile: by the copy engine, unless the block has fewer heads than its box.
+// Stores a group's output from its tile: by the copy engine, which goes on reading the tile for a while, unless the block has
+// fewer heads than its box.
 DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1][TILES_V][4], const Work& work, int group) {
     const int warp_row = thread_id() % WARPGROUP_SIZE / WARP_SIZE * 16;
 #pragma unroll
@@ -925,7 +898,6 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
             tma_store(p.out_map, tile.base + panel * OTile::PANEL_BYTES, panel * 64, work.query(group * UNIT_ROWS),
                       work.head_begin, work.batch);
         tma_store_commit();
-        tma_store_wait_read();
     } else {
         for (int i = thread_id() % WARPGROUP_SIZE; i < UNIT_ROWS * TILES_V; i += WARPGROUP_SIZE) {
             const int row = group * UNIT_ROWS + i / TILES_V, chunk = i % TILES_V;
@@ -936,6 +908,32 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
         named_barrier_sync(1 + group, WARPGROUP_SIZE);
     }
 }
+// The leader of a group waits here until the copy engine has read what the group stored last.
+DEVICE void wait_until_read() { tma_store_wait_read(); }
+
+struct Results {
+    float sinks[2];  // of this lane's two rows, in log2 units
+
+    DEVICE void prepare(const Params& p, const Work& work, int row) {
+        for (int half = 0; half < 2; ++half)
+            sinks[half] = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
+    }
+    // Divides by the sums and stores O and LSE. `tile` takes the place of the group's Q.
+    DEVICE void leave(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics<1>& rows, const Task& task, const OTile& tile,
+                      int group, int row) const {
+        const Work& work = task.work;
+#pragma unroll
+        for (int half = 0; half < 2; ++half, row += 8) {
+            const RowEnd end = finish_row(rows.maximum[0][half] * p.scale_log2, row_sum(rows.sum[0][half]), sinks[half]);
+#pragma unroll
+            for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= end.factor, o[0][d][half * 2 + 1] *= end.factor;
+            if (p.lse && work.exists(row) && c_column() == 0)
+                p.lse[(i64(work.batch) * p.heads_q + work.head(row)) * p.seqlen_q + work.query(row)] = end.lse;
+        }
+        named_barrier_sync(1 + group, WARPGROUP_SIZE);  // all warps of the group are done with Q
+        store_output(p, tile, o, work, group);
+    }
+};
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_wgmma(const __grid_constant__ Params p) {
     const int blocks = Work::count(p);
     const Rings rings;
@@ -966,6 +964,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
 
     Place<Q_STAGES> q_place;
     Place<NUM_STAGES> k_place, v_place;
+    // The buffer of Q from which the last block's output leaves. Where the next block has another one, its first product
+    // starts before the group waits for the copy engine.
+    constexpr bool RELEASE_LATE = Q_STAGES > 1;
+    int leaving = -1;
+    auto release_q = [&] {
+        if (leader && leaving >= 0) wait_until_read(), mbarrier_arrive(rings.q.empty(leaving));
+    };
     const Mask mask(p);
     do {
         mbarrier_wait(rings.q.full(q_place.stage), q_place.phase);
@@ -976,6 +981,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
 
         float o[1][TILES_V][4] = {};
         RowStatistics<1> rows;
+        Results results;
         if (!tiles.empty()) {
             float s[1][TILES_N][4];
             u32 probabilities[STEPS_N][4];
@@ -999,6 +1005,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             wait_k();
             take_turn();
             start_qk(s[0], q, k_tile(k_place.stage));
+            if constexpr (RELEASE_LATE) release_q();
             wgmma_wait<0>(s[0]);
             release_k();
             softmax(Constant<bool, true>{}, tile);
@@ -1041,24 +1048,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             if (OVERLAP && tile != tiles.first()) take_turn();
             start_pv(o[0], probabilities, v_tile(v_place.stage));
             pass_turn();
+            results.prepare(p, work, warp_row + c_row());  // behind the product
             wgmma_wait<0>(o[0]);
             release_v();
+        } else {  // zeros go the same way
+            if constexpr (RELEASE_LATE) release_q();
+            results.prepare(p, work, warp_row + c_row());
         }
-
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = warp_row + half * 8 + c_row();
-            const float sink = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row), p.heads_q - 1));
-            const RowEnd end = finish_row(rows.maximum[0][half] * p.scale_log2, row_sum(rows.sum[0][half]), sink);
-#pragma unroll
-            for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= end.factor, o[0][d][half * 2 + 1] *= end.factor;
-            if (p.lse && work.exists(row) && c_column() == 0)
-                p.lse[(i64(work.batch) * p.heads_q + work.head(row)) * p.seqlen_q + work.query(row)] = end.lse;
-        }
-        // A tile of zeros goes the same way when no key reaches the block. All warps of the group are done with Q by then.
-        named_barrier_sync(1 + group, WARPGROUP_SIZE);
-        store_output(p, OTile{q_tile(q_place.stage, group).base}, o, work, group);
-        if (leader) mbarrier_arrive(rings.q.empty(q_place.stage));
+        results.leave(p, o, rows, task, OTile{q_tile(q_place.stage, group).base}, group, warp_row + c_row());
+        leaving = q_place.stage;
+        if constexpr (!RELEASE_LATE) release_q();
         q_place.advance();
     } while (p.tickets);
+    if (leader) wait_until_read();  // shared memory must outlive the copy
 }
