@@ -75,7 +75,8 @@ class CacheCall(NamedTuple):
         if k_scale != 1.0:
             scale = positive_scale(scale * k_scale)[0]
         return bound(self.batch, min(self.queries, MAX_QUERIES), self.capacity, not (self.lengths or self.packed), scale,
-                     self.sinks[1] if self.sinks else 0, self.num_splits, self.page_size, (k_stride, v_stride), v_scale)
+                     self.sinks[1] if self.sinks else 0, self.num_splits, self.page_size, (k_stride, v_stride), v_scale,
+                     self.views[1][1][0])
 
     def problem(self, op: str) -> Problem:
         """What the sequences of few queries ("decode") or of many ("forward") come to. Raises `ProblemError`."""

@@ -25,7 +25,7 @@ class Parameter:
     `compile` parameters become constexprs; `launch` parameters are run-time values, so changing one costs no compile.
     A `derived` parameter is not searched: the kernel computes it, and a rule demands that value (smem_bytes). One that
     came later says what configs without it mean: `absent`. A launch parameter may need a compile parameter that is a bool:
-    without that it has its first value, with it one of the others.
+    without that it has its first value, with it one of the others, or any if it is `optional`.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Parameter:
     derived: bool = False
     absent: Value | None = None
     needs: str = ""
+    optional: bool = False
 
     def __post_init__(self):
         assert self.kind in ("compile", "launch"), self.kind
@@ -44,7 +45,9 @@ class Parameter:
         """The values that may go with these compile parameters."""
         if not self.needs:
             return self.values
-        return self.values[1:] if compiled[self.needs] else self.values[:1]
+        if not compiled[self.needs]:
+            return self.values[:1]
+        return self.values if self.optional else self.values[1:]
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,9 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
     packer = struct.Struct(params_format(kernel.params(problem.static, config)))
     spaces: dict[bool, tuple] = {}
 
-    def space(uniform: bool, scale: float):
+    def space(uniform: bool, scale: float, pages: int):
         if uniform not in spaces:
-            launches = kernel.launches(problem, config, uniform, scale, scale_strides=(1, 1))
+            launches = kernel.launches(problem, config, uniform, scale, scale_strides=(1, 1), pages=pages)
             arrays = {name: cupy.empty(shape, cupy.float32) for name, shape in workspace(launches, problem.head_dim_v).items()}
             counters = cupy.zeros(max(launches.tickets, 1), cupy.uint32)
             spaces[uniform] = launches, arrays, counters
@@ -115,7 +115,7 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
     def run(inputs, out, lse) -> None:
         layout = inputs.layout
         uniform = layout.table is None and not problem.packed and bool((layout.lengths == problem.seqlen_k).all())
-        launches, arrays, counters = space(uniform, inputs.scale)
+        launches, arrays, counters = space(uniform, inputs.scale, inputs.k.shape[0])
         tensors = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}
         pointers = {**tensors, "lse": lse, "sinks": inputs.sinks, "page_table": layout.table,
                     "k_scales": inputs.k_scales, "v_scales": inputs.v_scales, **arrays}

@@ -235,11 +235,14 @@ PROBES = (
     Probe("floats as integers", ("float_bits", "bits_float", "max_of_three"), EACH.format(
         "bits_float(max_of_three(float_bits(in[i]), float_bits(in[(i + 1) % 256]), float_bits(in[(i + 2) % 256])))"),
         floats(256, 9, SPECIAL), floats=True),
-    Probe("dependent launch", ("wait_for_dependencies", "launch_dependents"), """
+    Probe("dependent launch", ("wait_for_dependencies", "launch_dependents", "prefetch_l2", "load_guess"), """
     launch_dependents();
+    prefetch_l2(p.in + thread_id() * 8, 32);
+    const int guess = load_guess(reinterpret_cast<const int*>(p.in) + 32 + thread_id());
     wait_for_dependencies();
     wait_for_dependencies(p.in, p.out, thread_id() % 2);
-    p.out[thread_id()] = p.in[thread_id()] + 1;""", arch=90),
+    p.out[thread_id()] = p.in[thread_id()] + 1;
+    p.out[32 + thread_id()] = guess;""", arch=90),
     Probe("opaque", ("opaque",), "p.out[thread_id()] = opaque(p.in[thread_id()]) + opaque(thread_id());"),
     Probe("places and sums of rows", ("c_row", "c_column", "row_max", "row_sum"), """
     const float x = reinterpret_cast<const float*>(p.in)[thread_id()];

@@ -30,7 +30,8 @@ EARLY, PLAIN = Step("entry", 70000, 128, 100_000, dependent=True), Step("entry",
 
 
 def config(problem, **values):
-    config = KERNEL.config(problem.static, {**KERNEL.default(problem, H200).values, **values})
+    without = {} if values.get("dependent_launch", True) else {"prefetch_tiles": 0}
+    config = KERNEL.config(problem.static, {**KERNEL.default(problem, H200).values, **without, **values})
     assert KERNEL.illegal(problem.static, config, H200) is None
     return config
 
@@ -152,7 +153,7 @@ def test_it_needs_sm_90_and_leaves_no_trace_elsewhere():
     assert KERNEL.default(problem, H200)["dependent_launch"] and not KERNEL.default(problem, A100)["dependent_launch"]
     early, plain = (config(problem, dependent_launch=value) for value in (True, False))
     assert KERNEL.illegal(problem.static, early, A100) == "dependent_launch needs compute capability 9.0, the GPU has 8.0"
-    words = re.compile("griddepcontrol|wait_for_dep|launch_dep|dependent_launch", re.I)
+    words = re.compile("griddepcontrol|wait_for_dep|launch_dep|dependent_launch|prefetch_|guess", re.I)
     assert words.search(render(problem.static, early, "sm_90")) and not words.search(render(problem.static, plain, "sm_80"))
 
 
@@ -196,6 +197,49 @@ def test_what_comes_after_the_wait_is_right(seed, body):
 def test_what_comes_before_it_is_found(seed, body, words):
     found = finding(body, threads=64, seed=seed, grid=3, out_words=128, dependent=True)
     assert found.kind == "dependency" and words in found.message
+
+
+GUESS = "const int* in = reinterpret_cast<const int*>(p.in); const int guess = load_guess(in + thread_id());\n"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_l2_may_fetch_before_the_wait_and_guesses_may_be_wrong(seed):
+    body = GUESS + "prefetch_l2(p.in + (guess & 7) * 4, 144); prefetch_l2(p.out, 16);\n" + WAIT + \
+        "p.out[thread_id()] = guess; p.out[32 + thread_id()] = load_guess(in + thread_id());"
+    out, simulation = run(body, seed=seed, dependent=True)
+    right = out[:32] == range(32)
+    assert simulation.findings == () and 0 < right.sum() < 32 and (out[32:] == range(32)).all()
+    out, _ = run(body, seed=seed)
+    assert (out == [*range(32), *range(32)]).all()
+
+
+@pytest.mark.parametrize("body, words", [
+    ("prefetch_l2(p.in + thread_id() * 4, 16);", "after the end of in"),
+    ("prefetch_l2(p.in - 4, 16);", "prefetches 16 bytes at 16 bytes before in"),
+    ("prefetch_l2(p.in + 1, 16);", "prefetches 16 bytes at byte 4 of in"),
+    ("prefetch_l2(p.in, 24);", "24 bytes are prefetched"),
+    (GUESS + "prefetch_l2(p.in + u32(guess & 4095) * 4, 16);", "prefetches 16 bytes at"),
+    ("load_guess(reinterpret_cast<const int*>(p.in) + 64 + thread_id());", "of in"),
+])
+def test_what_l2_must_not_fetch_is_found(body, words):
+    found = finding(body + WAIT, dependent=True)
+    assert found.kind in ("out of bounds", "misaligned") and words in found.message
+
+
+@pytest.mark.parametrize("text", ["decode-bf16-b3-h8x2-q1-k700-d64", "decode-bf16-b3-h8x2-q3-k700-d64-causal-left100-page16"])
+def test_what_is_prefetched_changes_nothing(text):
+    problem = Problem.parse(text)
+    for tiles in (0, 2, 16):
+        assert simulator.verify(problem, config(problem, prefetch_tiles=tiles, pieces=64), (0, 1, 2), ("random",)).ok
+
+
+def test_prefetches_come_with_dependent_launches_only():
+    problem = Problem.parse("decode-bf16-b1-h32x8-q1-k4096-d128")
+    early = KERNEL.default(problem, H200)
+    assert early["prefetch_tiles"] == 4 and early["pieces"] == 132 and early["min_blocks_per_sm"] == 2
+    plain = KERNEL.config(problem.static, {**early.values, "dependent_launch": False})
+    assert KERNEL.illegal(problem.static, plain, H200) == "prefetch_tiles is 4; without dependent_launch it must be 0"
+    assert KERNEL.illegal(problem.static, config(problem, prefetch_tiles=0), H200) is None
 
 
 CASES = [("decode-bf16-b2-h8x1-q3-k300-d64-causal-page16", dict(num_warps=2, pieces=64), 1),

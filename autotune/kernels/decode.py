@@ -58,6 +58,10 @@ DECODE_FIELDS = (
     Field("float", "v_scale", "of an 8-bit cache, beside v_scales"),
 )
 
+# With `dependent_launch`: what a block may have L2 fetch before the kernels before it have ended.
+EARLY_FIELDS = (Field("int", "prefetch_tiles", "tiles of each warp that are prefetched, 0: none"),
+                Field("int", "pages", "of the cache: numbers of pages below it are taken for right"))
+
 
 class Launches:
     """What launching a decode problem of exact sizes takes: grids of the two steps, slots of the workspace, scalar fields.
@@ -110,12 +114,14 @@ class DecodeKernel(Kernel):
 
     def params(self, static: Static, config: Config) -> tuple[Field, ...]:
         softcap = (Field("float", "softcap_log2", "soft cap * log2(e)"),) if static.softcap else ()
-        return self.fields + softcap + (ALIBI_FIELDS if static.alibi else ())
+        early = EARLY_FIELDS if config["dependent_launch"] else ()
+        return self.fields + softcap + early + (ALIBI_FIELDS if static.alibi else ())
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         e4m3 = static.kv_dtype == "e4m3"
-        return {"kv_header": f"lib/kv/{static.kv}.cuh", "multiply_header": f"lib/multiply{'_fp8' if e4m3 else ''}.cuh",
-                "kv_dtype": static.kv_dtype, "kv_element": "e4m3" if e4m3 else ELEMENTS[static.kv_dtype]}
+        return {"kv_header": f"lib/kv/{static.kv}.cuh", "prefetch_header": f"lib/prefetch/{static.kv}.cuh",
+                "multiply_header": f"lib/multiply{'_fp8' if e4m3 else ''}.cuh", "kv_dtype": static.kv_dtype,
+                "kv_element": "e4m3" if e4m3 else ELEMENTS[static.kv_dtype]}
 
     def block_rows(self, config: Config) -> int:
         """(query, head) rows that a block owns."""
@@ -130,10 +136,10 @@ class DecodeKernel(Kernel):
         raise NotImplementedError
 
     def bind(self, problem: Problem, config: Config) -> Callable[..., Launches]:
-        """A function of (batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype, num_splits, page_size, scale_strides, v_scale)
-        that gives the `Launches` for problems with those sizes that are like `problem` otherwise. `uniform`: every sequence
+        """A function of (batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype, num_splits, page_size, scale_strides, v_scale,
+        pages) that gives the `Launches` for problems with those sizes that are like `problem` otherwise. `uniform`: every sequence
         has seqlen_q queries and seqlen_k keys; else that many at most, and the device reads how many. 0 splits are the
-        config's choice."""
+        config's choice, and nothing of 0 pages is prefetched."""
         heads_q, heads_kv, group = problem.heads_q, problem.heads_kv, problem.group
         block_rows, tile, least = self.block_rows(config), self.tile_keys(config), self.least_tiles(config)
         most_splits, pieces, combines = 4096 // block_rows, config["pieces"], not config["last_block_merges"]
@@ -142,10 +148,11 @@ class DecodeKernel(Kernel):
         group_reciprocal = reciprocal(group)
         page_reciprocals: dict[int, tuple[int, int]] = {0: (0, 0)}
         softcap = (problem.softcap * LOG2E,) if problem.softcap else ()
+        dependent, prefetch_tiles = config["dependent_launch"], config["prefetch_tiles"]
         least_scale = LEAST_ALIBI_SCALE if problem.alibi and not softcap else 0.0
 
         def bound(batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype=0, num_splits=0, page_size=0,
-                  scale_strides=(0, 0), v_scale=1.0):
+                  scale_strides=(0, 0), v_scale=1.0, pages=0):
             rows = group * seqlen_q
             unsplit = heads_kv * -(-rows // block_rows)
             # Tiles that queries see: those of all keys, or of the window and one more, as it need not begin at a tile.
@@ -166,7 +173,7 @@ class DecodeKernel(Kernel):
             scalars = (batch, heads_q, heads_kv, group, seqlen_q, seqlen_k, left, right, sink_dtype,
                        max(scale, least_scale) * LOG2E, page_size,
                        *page_reciprocals[page_size], *group_reciprocal, num_splits, pieces, *scale_strides,
-                       v_scale, *softcap)
+                       v_scale, *softcap, *((prefetch_tiles if pages else 0, pages) if dependent else ()))
             split = splits > 1
             slots = 0 if not split else grid if num_splits else min(grid, pieces)
             return Launches(grid, batch * unsplit if split and combines else 0, slots, min(rows, block_rows),
@@ -175,10 +182,10 @@ class DecodeKernel(Kernel):
         return bound
 
     def launches(self, problem: Problem, config: Config, uniform: bool = True, scale: float = 1.0, num_splits: int = 0,
-                 scale_strides: tuple[int, int] = (0, 0)) -> Launches:
+                 scale_strides: tuple[int, int] = (0, 0), pages: int = 0) -> Launches:
         """`bind` for the sizes of `problem` itself."""
         return self.bind(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, uniform, scale, 0, num_splits,
-                                          problem.page_size, scale_strides)
+                                          problem.page_size, scale_strides, pages=pages)
 
     def workspace_bytes(self, problem: Problem, config: Config) -> int:
         launches = self.launches(problem, config, uniform=False)

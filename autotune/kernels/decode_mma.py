@@ -19,7 +19,8 @@ STATISTICS_BYTES = 4096 * 8  # maximum and sum of every split and row
 
 LATENCY_US = 0.8  # of a load from HBM
 LAUNCH_US = 2.5  # of a kernel in a graph, from the end of the one before
-DEPENDENT_LAUNCH_US = 1.2  # the same if it is in place by then, and only waits for what that has written: an estimate
+DEPENDENT_LAUNCH_US = 1.2  # the same if it is in place by then, and only waits for what that has written: 0.7 to 1.9 less
+PREFETCH_BYTES = 128 * 1024  # by a block: what an H200 reads while the last blocks of a kernel merge, about 2.5 us, is 90 KB an SM
 
 
 def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
@@ -63,6 +64,11 @@ def stage_bytes(static: Static, v: Mapping[str, Value]) -> int:
     return sum(tile_bytes(v["block_n"], count) for count in columns)
 
 
+def kv_bytes(static: Static, v: Mapping[str, Value]) -> int:
+    """In global memory, of a tile of K and one of V."""
+    return v["block_n"] * (static.head_dim + static.head_dim_v) * DTYPE_BYTES[static.kv_dtype]
+
+
 def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
     q = 0 if v["q_in_registers"] else tile_bytes(v["block_m"], static.head_dim)
     streaming = q + v["num_warps"] * v["num_stages"] * stage_bytes(static, v)
@@ -91,6 +97,9 @@ class DecodeMma(DecodeKernel):
                   "launch",
                   "about how many blocks share the work"),
         Parameter("last_block_merges", (True, False), "launch", "the last block to arrive merges splits, not a second kernel"),
+        Parameter("prefetch_tiles", (0, 1, 2, 4, 8, 16), "launch",
+                  "tiles of each warp that L2 fetches before the kernel before has ended", absent=0, needs="dependent_launch",
+                  optional=True),
     )
     rules = (dependence, conversion, shared_memory, registers)
     fields = DECODE_FIELDS
@@ -116,19 +125,29 @@ class DecodeMma(DecodeKernel):
 
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """As many bytes in flight as an SM can hold with room to spare (notes on Little's law: 25 KB are the least for an
-        H200, 40 KB good), and two pieces for each block that is resident."""
+        H200, 40 KB good), and room for a second block beside it, of the next kernel. One piece for each SM was best on an H200
+        for batches of 1 to 8 and 4k to 32k keys; more, which even the load out, where unsplit pieces alone are more than what
+        is resident."""
         block_m = 16 if rows_of(problem) <= 16 or problem.head_dim_v > 128 or problem.kv_dtype == "e4m3" else 32
-        small = problem.compulsory_bytes < 32e6
-        for num_warps, num_stages, blocks in ((4, 4, 2), (4, 3, 2), (4, 2, 2), (4, 2, 1), (2, 2, 1), (1, 2, 1)):
+        dependent, unsplit = gpu.arch >= 90, problem.batch * problem.heads_kv * row_tiles(problem, block_m)
+        for num_warps, num_stages, blocks in ((4, 4, 2), (4, 3, 2), (4, 2, 2), (2, 3, 2), (4, 2, 1), (2, 2, 1), (1, 2, 1)):
             values = dict(block_m=block_m, block_n=16, num_warps=num_warps, num_stages=num_stages,
                           q_in_registers=problem.kv_dtype == "e4m3"
                           or block_m == 16 and problem.head_dim + problem.head_dim_v <= 384,
-                          l2_prefetch=128, min_blocks_per_sm=blocks, dependent_launch=gpu.arch >= 90,
-                          pieces=256 if small else 1024, last_block_merges=True)
+                          l2_prefetch=128, min_blocks_per_sm=blocks, dependent_launch=dependent,
+                          pieces=self.nearest("pieces", gpu.sms * (1 if unsplit <= gpu.sms * blocks else 8)),
+                          last_block_merges=True)
+            values["prefetch_tiles"] = self.nearest(
+                "prefetch_tiles", PREFETCH_BYTES / (num_warps * kv_bytes(problem.static, values)) if dependent else 0)
             config = self.config(problem.static, values)
             if self.illegal(problem.static, config, gpu) is None:
                 break
         return config
+
+    def nearest(self, name: str, wanted: float) -> int:
+        """The declared value of a parameter that is nearest to `wanted`."""
+        values = next(parameter.values for parameter in self.parameters if parameter.name == name)
+        return min(values, key=lambda value: abs(value - wanted))
 
     def block_rows(self, config: Config) -> int:
         return config["block_m"]
@@ -150,12 +169,12 @@ class DecodeMma(DecodeKernel):
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Bytes over the bandwidth that the bytes in flight allow (Little's law), in whole rounds of blocks, and latencies:
-        launch, first load, merging."""
+        launch, first load, merging, which prefetches of the next kernel fill in part."""
         launches = self.launches(problem, config)
         threads = config["num_warps"] * WARP_SIZE
         resident = resident_blocks(gpu, threads, registers, config["smem_bytes"])
-        stage = config["block_n"] * (problem.head_dim + problem.head_dim_v) * DTYPE_BYTES[problem.kv_dtype]
-        flying = config["num_warps"] * config["num_stages"] * stage
+        stage = config["num_warps"] * kv_bytes(problem.static, config.values)
+        flying = config["num_stages"] * stage
         busy = min(launches.grid, gpu.sms * resident)
         bandwidth = min(0.92 * gpu["bandwidth_gb_s"] * 1e3, busy * flying / LATENCY_US)  # bytes per us
         bytes_read = problem.compulsory_bytes * (1 + 0.1 * (row_tiles(problem, config["block_m"]) - 1))
@@ -167,4 +186,8 @@ class DecodeMma(DecodeKernel):
             splits = launches.grid / (problem.batch * problem.heads_kv * row_tiles(problem, config["block_m"]))
             merging = LATENCY_US + 0.02 * splits + (launch_us if launches.combine else LATENCY_US)
             bytes_read += 2 * launches.slots * launches.rows * problem.head_dim_v * 4
-        return launch_us + 2 * LATENCY_US + bytes_read / bandwidth * tail + merging
+        idle = launch_us + 2 * LATENCY_US + merging
+        # In half of the time in which HBM would be idle it reads what the next kernel has prefetched, if that finds room.
+        room = 2 * launches.grid <= gpu.sms * resident
+        prefetched = min(bytes_read, launches.grid * config["prefetch_tiles"] * stage) if room else 0
+        return idle + bytes_read / bandwidth * tail - min(prefetched / bandwidth, idle / 2)

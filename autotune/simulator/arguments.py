@@ -71,7 +71,7 @@ def _decode(kernel: DecodeKernel, problem: Problem, config: Config, inputs: Inpu
     layout = inputs.layout
     uniform = layout.table is None and not problem.packed and bool((layout.lengths == problem.seqlen_k).all())
     launches = kernel.bind(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, uniform, inputs.scale,
-                                            _sink_dtype(inputs), 0, problem.page_size, (1, 1))
+                                            _sink_dtype(inputs), 0, problem.page_size, (1, 1), pages=inputs.k.shape[0])
     if not uniform:
         memory.add("lengths", layout.device_lengths(), writable=False)
     if problem.packed:

@@ -38,12 +38,15 @@ DEVICE int row_tiles(const Params& p, int queries) { return ceil_div(p.group * q
 // Pieces of a sequence of so many queries that is not split.
 DEVICE int unsplit_pieces(const Params& p, int queries) { return p.heads_kv * row_tiles(p, queries); }
 
-DEVICE int length_of(const Params& p, int batch) {
-    return p.lengths ? max_of(min_of(p.lengths[batch], p.seqlen_k), 0) : p.seqlen_k;
+// How lengths and query_starts are read.
+struct Plainly { DEVICE static int read(const int* place) { return *place; } };
+
+template <typename How> DEVICE int length_of(const Params& p, int batch) {
+    return p.lengths ? max_of(min_of(How::read(p.lengths + batch), p.seqlen_k), 0) : p.seqlen_k;
 }
-DEVICE Queries queries_of(const Params& p, int batch) {
+template <typename How> DEVICE Queries queries_of(const Params& p, int batch) {
     if (!p.query_starts) return {0, p.seqlen_q};
-    const int begin = p.query_starts[batch], count = p.query_starts[batch + 1] - begin;
+    const int begin = How::read(p.query_starts + batch), count = int(u32(How::read(p.query_starts + batch + 1)) - u32(begin));
     return {begin, count > p.seqlen_q ? 0 : max_of(count, 0)};
 }
 // The tiles of a sequence's keys that some query sees, first to last. They begin at multiples of BLOCK_N, so that none lies
@@ -77,19 +80,19 @@ DEVICE int split_count(const Params& p, int tiles, float share) {
 
 // The first sequence for which passed(batch, pieces of all sequences up to and with it) holds; batch is p.batch if there is
 // none. All lanes of a warp call it.
-template <typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
+template <typename How, typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
     i64 work = 0;
 #pragma unroll 1
     for (int batch = lane_id(); batch < p.batch; batch += WARP_SIZE) {
-        const int queries = queries_of(p, batch).count;
-        work += i64(tile_count(p, queries, length_of(p, batch))) * unsplit_pieces(p, queries);
+        const int queries = queries_of<How>(p, batch).count;
+        work += i64(tile_count(p, queries, length_of<How>(p, batch))) * unsplit_pieces(p, queries);
     }
     const float share = tile_share(p, total_in_warp(work));
     int before = 0, slots_before = 0;
 #pragma unroll 1
     for (int batch = lane_id(); batch - lane_id() < p.batch; batch += WARP_SIZE) {
-        const int length = batch < p.batch ? length_of(p, batch) : 0;
-        const Queries queries = batch < p.batch ? queries_of(p, batch) : Queries{0, 0};
+        const int length = batch < p.batch ? length_of<How>(p, batch) : 0;
+        const Queries queries = batch < p.batch ? queries_of<How>(p, batch) : Queries{0, 0};
         const int splits = split_count(p, tile_count(p, queries.count, length), share);
         const int pieces = splits * unsplit_pieces(p, queries.count), slots = splits > 1 ? pieces : 0;
         int through = before + pieces;
@@ -115,12 +118,12 @@ DEVICE Cut uniform_cut(const Params& p, int batch) {
     const int first = batch * p.num_splits * unsplit_pieces(p, p.seqlen_q);
     return {min_of(batch, p.batch), p.seqlen_k, {0, p.seqlen_q}, p.num_splits, first, first};
 }
-DEVICE Cut cut_of_piece(const Params& p, int piece) {
+template <typename How = Plainly> DEVICE Cut cut_of_piece(const Params& p, int piece) {
     return uniform(p) ? uniform_cut(p, quotient(piece, p.num_splits * unsplit_pieces(p, p.seqlen_q)))
-                      : find_cut(p, [&](int, int through) { return piece < through; });
+                      : find_cut<How>(p, [&](int, int through) { return piece < through; });
 }
 DEVICE Cut cut_of_batch(const Params& p, int wanted) {
-    return uniform(p) ? uniform_cut(p, wanted) : find_cut(p, [&](int batch, int) { return batch >= wanted; });
+    return uniform(p) ? uniform_cut(p, wanted) : find_cut<Plainly>(p, [&](int batch, int) { return batch >= wanted; });
 }
 
 // The packed rows that share K and V: those of one sequence, key/value head and tile of rows.

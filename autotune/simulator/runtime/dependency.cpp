@@ -1,5 +1,6 @@
 // A launch that may begin while the kernels before it run (programmatic dependent launch). Those end as late as they may: when
-// every thread of the block waits for them or for one that does. Until then no array may be touched.
+// every thread of the block waits for them or for one that does. Until then no array may be touched,
+// but for prefetches and guesses.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -57,6 +58,23 @@ void finish_dependencies() {
                              "would not know that those have ended");
     pending = false;
     hide_arrays(false);
+}
+
+void prefetch(const void* pointer, int bytes, int line) {
+    self->line = line;
+    check_place(pointer, bytes, 16, "prefetches", line);
+    if (bytes <= 0 || bytes % 16) fatal("misaligned", line, format("%d bytes are prefetched; it must be a multiple of 16", bytes));
+}
+
+int guess(const int* pointer, int line) {
+    self->line = line;
+    check_place(pointer, 4, 4, "reads", line);
+    if (!pending) return *pointer;
+    if (chance.one_in(4)) return int(u32(chance.next()));
+    hide_arrays(false);
+    const int value = *pointer;
+    hide_arrays(true);
+    return value;
 }
 
 bool too_early() {  // unless it has waited, or whatever orders threads tells it of one that has

@@ -56,24 +56,28 @@ std::string describe_global(const void* pointer, int bytes) {
     return format("byte %ld of %s%s", offset, b->name.c_str(), how);
 }
 
-void check_global(const void* pointer, int bytes, int alignment, bool writes, int line) {
+void check_place(const void* pointer, int bytes, int alignment, const char* verb, int line) {
     const u8* address = static_cast<const u8*>(pointer);
-    const char* verb = writes ? "writes" : "reads";
     const Buffer* b = address ? nearest_buffer(address) : nullptr;
-    if (too_early())
-        fatal("dependency", line, format("%s %s %s before it has waited for the kernels before this one", name_of(*self).c_str(), verb,
-                                         describe_global(pointer, bytes).c_str()));
     if (!b || address < b->begin || address + bytes > b->begin + b->bytes)
         fatal("out of bounds", line, format("%s %s %d bytes at %s", name_of(*self).c_str(), verb, bytes,
                                             describe_global(pointer, bytes).c_str()));
     if (std::find(b->mask + (address - b->begin), b->mask + (address - b->begin) + bytes, 0) != b->mask + (address - b->begin) + bytes)
         fatal("out of bounds", line, format("%s %s %d bytes at %s, in a gap between its rows", name_of(*self).c_str(), verb, bytes,
                                             describe_global(pointer, bytes).c_str()));
-    if (writes && !b->writable)
-        fatal("out of bounds", line, format("%s writes to %s, an input", name_of(*self).c_str(), describe_global(pointer, bytes).c_str()));
     if (reinterpret_cast<u64>(pointer) % alignment)
         fatal("misaligned", line, format("%s %s %d bytes at %s", name_of(*self).c_str(), verb, bytes,
                                          describe_global(pointer, bytes).c_str()));
+}
+
+void check_global(const void* pointer, int bytes, int alignment, bool writes, int line) {
+    const char* verb = writes ? "writes" : "reads";
+    if (too_early())
+        fatal("dependency", line, format("%s %s %s before it has waited for the kernels before this one", name_of(*self).c_str(), verb,
+                                         describe_global(pointer, bytes).c_str()));
+    check_place(pointer, bytes, alignment, verb, line);
+    if (writes && !nearest_buffer(static_cast<const u8*>(pointer))->writable)
+        fatal("out of bounds", line, format("%s writes to %s, an input", name_of(*self).c_str(), describe_global(pointer, bytes).c_str()));
 }
 
 static bool known(const GlobalWrite& w) {

@@ -45,6 +45,7 @@ void settle_write(u32 address, int bytes, u32 agent, u32 step);
 void settle_read(const Warp& warp, u32 address, int bytes, u32 agent, u32 step);
 
 void check_global(const void* pointer, int bytes, int alignment, bool writes, int line);
+void check_place(const void* pointer, int bytes, int alignment, const char* verb, int line);  // in an array; whenever
 std::string describe_global(const void* address, int bytes);
 
 }  // namespace sim

@@ -43,6 +43,8 @@ const u8* global_read(const void* pointer, int bytes, int line);
 void global_write(void* pointer, const void* data, int bytes, int line);
 void fence_device(int line);
 void wait_for_dependencies(int line);  // dependency.cpp
+void prefetch(const void* pointer, int bytes, int line);
+int guess(const int* pointer, int line);  // before the wait, anything in place of what stands there
 u32 atomic_inc(u32* counter, u32 last, int line);  // to 0 after `last`; gives the value before
 
 // ---- asynchronous copies (copies.cpp)
