@@ -102,15 +102,15 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
     kernel = kernel_of(config)
     main, combine = _bound(launch.load(binary, device), kernel.plan(problem, config))
     packer = struct.Struct(params_format(kernel.params(problem.static, config)))
-    spaces: dict[bool, tuple] = {}
+    spaces: dict[tuple[bool, int], tuple] = {}
 
     def space(uniform: bool, scale: float, pages: int):
-        if uniform not in spaces:
+        if (uniform, pages) not in spaces:
             launches = kernel.launches(problem, config, uniform, scale, scale_strides=(1, 1), pages=pages)
             arrays = {name: cupy.empty(shape, cupy.float32) for name, shape in workspace(launches, problem.head_dim_v).items()}
             counters = cupy.zeros(max(launches.tickets, 1), cupy.uint32)
-            spaces[uniform] = launches, arrays, counters
-        return spaces[uniform]
+            spaces[uniform, pages] = launches, arrays, counters
+        return spaces[uniform, pages]
 
     def run(inputs, out, lse) -> None:
         layout = inputs.layout
