@@ -54,7 +54,7 @@ def test_decode_says_how_keys_are_cut():
     lines = why.lines(autotune.lookup("decode-bf16-b1-h32x8-q1-k65536-d128", GPU))
     assert not [text for name, text in lines if name == "refused"]  # kernels of another operation are no choice
     full, lengths = [text for name, text in lines if name == "splits"]
-    assert full.startswith("full sequences: keys of each sequence are cut into 128, 1024 blocks in all; the last block")
+    assert full.startswith("full sequences: keys of each sequence are cut into 16, 128 blocks in all; the last block")
     assert "with cache_seqlens: keys of each sequence are cut on the device" in lengths
     problem = Problem.parse("decode-bf16-b1024-h32x8-q1-k64-d128-page16")
     config = KERNELS["decode_mma"].default(problem, GPU)
