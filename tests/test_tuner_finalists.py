@@ -8,7 +8,8 @@ from tuner_fakes import FAKE, H200, PROBLEM, SPACE, FakeBuilder, fails
 from autotune import kernels
 from autotune.measure import Measurement, beats
 from autotune.records import Record
-from autotune.tuner.finalists import CONTENDER, choose, decide, measured_record, predicted_record
+from autotune.tuner.finalists import CONTENDER, UNLIKE, choose, decide, measured_record, predicted_record
+from autotune.tuner.search import distance
 
 A, B, C, D = [c for c in SPACE if not fails(c)][:4]
 DEFAULT = FAKE.default(PROBLEM, H200)
@@ -20,10 +21,20 @@ def timed(time, noise=0.001):
 
 def test_finalists_are_the_fastest_contenders_and_the_default():
     times = {A: 100.0, B: 101.0, C: 104.0, D: 100 * CONTENDER + 1, DEFAULT: 250.0}
-    assert choose(times, DEFAULT, 4) == [A, B, C, DEFAULT]
-    assert choose(times, DEFAULT, 1) == [A, DEFAULT]
-    assert choose({A: 5.0, DEFAULT: 5.0}, DEFAULT, 4) == [A, DEFAULT]
-    assert choose({}, DEFAULT, 4) == [DEFAULT]
+    assert choose(times, DEFAULT, 4, lambda config: FAKE) == [A, B, C, DEFAULT]
+    assert choose(times, DEFAULT, 1, lambda config: FAKE) == [A, DEFAULT]
+    assert choose({A: 5.0, DEFAULT: 5.0}, DEFAULT, 4, lambda config: FAKE) == [A, DEFAULT]
+    assert choose({}, DEFAULT, 4, lambda config: FAKE) == [DEFAULT]
+
+
+def test_half_of_the_finalists_are_unlike_those_before_them():
+    first = A if A != DEFAULT else B
+    near = first, next(c for c in SPACE if c != DEFAULT and 0 < distance(FAKE, c, first) < UNLIKE and c.text > first.text)
+    far = next(c for c in SPACE if c != DEFAULT and all(distance(FAKE, c, other) >= UNLIKE for other in near))
+    times = {near[0]: 100.0, near[1]: 101.0, far: 104.0}
+    assert choose(times, DEFAULT, 2, lambda config: FAKE) == [near[0], far, DEFAULT]
+    assert choose(times, DEFAULT, 3, lambda config: FAKE) == [near[0], near[1], far, DEFAULT]
+    assert choose({near[0]: 100.0, near[1]: 101.0}, DEFAULT, 2, lambda config: FAKE) == [near[0], near[1], DEFAULT]  # nothing else is left
 
 
 def test_a_clear_winner_wins():

@@ -197,6 +197,16 @@ class Search:
         return config
 
 
+def distance(kernel: Kernel, one: Config, other: Config) -> float:
+    """Single-step changes of compile parameters between a config of `kernel` and another: a numeric one counts its steps, others 0
+    or 1. Infinite if that is of another kernel."""
+    if one.kernel != other.kernel:
+        return float("inf")
+    parameters = [p for p in kernel.parameters if p.kind == "compile" and not p.derived]
+    a, b = _coordinates(parameters, [one, other]).astype(int)
+    return int(sum(abs(x - y) if _is_ordered(p) else x != y for p, x, y in zip(parameters, a, b)))
+
+
 def diverse(ranked: Sequence[Config], count: int, parameters: Iterable[Parameter], steps: int = 2) -> list[Config]:
     """The first `count` of `ranked` (best first) that lie at least `steps` single-step changes apart."""
     parameters = [p for p in parameters if not p.derived]

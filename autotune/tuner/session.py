@@ -53,8 +53,8 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(Budget(trials=80, seconds=40.0, patience=36), finalists=4, final_seconds=4.0),
-    "full": Effort(Budget(trials=800, seconds=900.0, patience=200), finalists=8, final_seconds=20.0),
+    "quick": Effort(Budget(trials=80, seconds=40.0, patience=36), finalists=8, final_seconds=4.0),
+    "full": Effort(Budget(trials=800, seconds=900.0, patience=200), finalists=16, final_seconds=20.0),
 }
 
 
@@ -163,7 +163,7 @@ class _Desk:
     def _timed_again(self, default: Config) -> tuple[dict[Config, Built], dict[Config, Measurement]]:
         times = {config: m.time_us for config, m in self._results.items() if m.outcome == "ok"}
         built = {}
-        for config in choose(times, default, self._session.effort.finalists):
+        for config in choose(times, default, self._session.effort.finalists, kernel_of):
             binary = self._make.build(self._problem.static, config)
             if isinstance(binary, Built) and (config in times or config not in self._results):
                 built[config] = binary
