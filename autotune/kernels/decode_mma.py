@@ -20,7 +20,7 @@ STATISTICS_BYTES = 4096 * 8  # maximum and sum of every split and row
 LATENCY_US = 0.8  # of a load from HBM
 LAUNCH_US = 2.5  # of a kernel in a graph, from the end of the one before
 DEPENDENT_LAUNCH_US = 1.2  # the same if it is in place by then, and only waits for what that has written: 0.7 to 1.9 less
-PREFETCH_BYTES = 128 * 1024  # by a block: what an H200 reads while the last blocks of a kernel merge, about 2.5 us, is 90 KB an SM
+PREFETCH_GAIN_US = (0.0, 0.5, 0.0)  # by prefetch_tiles: 0.3 to 1 measured on an H200; a second tile costs what it gains
 
 
 def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
@@ -97,7 +97,7 @@ class DecodeMma(DecodeKernel):
                   "launch",
                   "about how many blocks share the work"),
         Parameter("last_block_merges", (True, False), "launch", "the last block to arrive merges splits, not a second kernel"),
-        Parameter("prefetch_tiles", (0, 1, 2, 4, 8, 16), "launch",
+        Parameter("prefetch_tiles", (0, 1, 2), "launch",
                   "tiles of each warp that L2 fetches before the kernel before has ended", absent=0, needs="dependent_launch",
                   optional=True),
     )
@@ -130,15 +130,13 @@ class DecodeMma(DecodeKernel):
         is resident."""
         block_m = 16 if rows_of(problem) <= 16 or problem.head_dim_v > 128 or problem.kv_dtype == "e4m3" else 32
         dependent, unsplit = gpu.arch >= 90, problem.batch * problem.heads_kv * row_tiles(problem, block_m)
-        for num_warps, num_stages, blocks in ((4, 4, 2), (4, 3, 2), (4, 2, 2), (2, 3, 2), (4, 2, 1), (2, 2, 1), (1, 2, 1)):
+        for num_warps, num_stages, blocks in ((4, 2, 2), (2, 3, 2), (4, 2, 1), (2, 2, 1), (1, 2, 1)):
             values = dict(block_m=block_m, block_n=16, num_warps=num_warps, num_stages=num_stages,
                           q_in_registers=problem.kv_dtype == "e4m3"
                           or block_m == 16 and problem.head_dim + problem.head_dim_v <= 384,
                           l2_prefetch=128, min_blocks_per_sm=blocks, dependent_launch=dependent,
                           pieces=self.nearest("pieces", gpu.sms * (1 if unsplit <= gpu.sms * blocks else 8)),
-                          last_block_merges=True)
-            values["prefetch_tiles"] = self.nearest(
-                "prefetch_tiles", PREFETCH_BYTES / (num_warps * kv_bytes(problem.static, values)) if dependent else 0)
+                          prefetch_tiles=int(dependent), last_block_merges=True)
             config = self.config(problem.static, values)
             if self.illegal(problem.static, config, gpu) is None:
                 break
@@ -169,12 +167,11 @@ class DecodeMma(DecodeKernel):
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Bytes over the bandwidth that the bytes in flight allow (Little's law), in whole rounds of blocks, and latencies:
-        launch, first load, merging, which prefetches of the next kernel fill in part."""
+        launch, first load, merging."""
         launches = self.launches(problem, config)
         threads = config["num_warps"] * WARP_SIZE
         resident = resident_blocks(gpu, threads, registers, config["smem_bytes"])
-        stage = config["num_warps"] * kv_bytes(problem.static, config.values)
-        flying = config["num_stages"] * stage
+        flying = config["num_warps"] * config["num_stages"] * kv_bytes(problem.static, config.values)
         busy = min(launches.grid, gpu.sms * resident)
         bandwidth = min(0.92 * gpu["bandwidth_gb_s"] * 1e3, busy * flying / LATENCY_US)  # bytes per us
         bytes_read = problem.compulsory_bytes * (1 + 0.1 * (row_tiles(problem, config["block_m"]) - 1))
@@ -186,8 +183,5 @@ class DecodeMma(DecodeKernel):
             splits = launches.grid / (problem.batch * problem.heads_kv * row_tiles(problem, config["block_m"]))
             merging = LATENCY_US + 0.02 * splits + (launch_us if launches.combine else LATENCY_US)
             bytes_read += 2 * launches.slots * launches.rows * problem.head_dim_v * 4
-        idle = launch_us + 2 * LATENCY_US + merging
-        # In half of the time in which HBM would be idle it reads what the next kernel has prefetched, if that finds room.
-        room = 2 * launches.grid <= gpu.sms * resident
-        prefetched = min(bytes_read, launches.grid * config["prefetch_tiles"] * stage) if room else 0
-        return idle + bytes_read / bandwidth * tail - min(prefetched / bandwidth, idle / 2)
+        idle = launch_us + 2 * LATENCY_US + merging - PREFETCH_GAIN_US[config["prefetch_tiles"]]
+        return idle + bytes_read / bandwidth * tail
