@@ -7,12 +7,13 @@ draw their work the pointer to a counter; for configs that split keys the pointe
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Callable, NamedTuple
 
 from .config import Config
 from .kernels import kernel_of
-from .kernels.base import Kernel, Map, params_format
+from .kernels.base import Kernel, params_format
 from .kernels.forward import TENSORS
 from .problem import Problem
 from .tensormap import encode
@@ -36,51 +37,43 @@ class Binding(NamedTuple):
 def bind(problem: Problem, config: Config, sms: int) -> Binding:
     """The binding of `config` for problems like `problem` but for their batch and lengths, on a GPU with `sms` SMs."""
     kernel = kernel_of(config)
-    fields = _mapped(kernel, problem, config) if kernel.mapped else _unmapped(kernel, problem, config)
-    limits = [step.blocks_per_sm * sms for step in kernel.plan(problem, config)]
+    first, *others = [step.blocks_per_sm * sms for step in kernel.plan(problem, config)]
+    assert not any(others), f"{kernel.name}: only the blocks of the first step may draw"
+    fields = (_mapped if kernel.mapped else _unmapped)(kernel, problem, config, first or math.inf)
     packer = struct.Struct(params_format(kernel.params(problem.static, config)))
-    return Binding(_limited(fields, limits) if any(limits) else fields, packer, (0,) if kernel.draws else (),
-                   kernel.workspace_floats(problem, config))
+    return Binding(fields, packer, (0,) if kernel.draws else (), kernel.workspace_floats(problem, config))
 
 
-def _unmapped(kernel: Kernel, problem: Problem, config: Config) -> Callable:
+def _unmapped(kernel: Kernel, problem: Problem, config: Config, most: float) -> Callable:
+    """The fields of a kernel without maps, with at most `most` blocks, which draw what is beyond that."""
     sized = kernel.bind(problem, config)
 
     def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=()):
         grids, scalars = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
+        if grids[0] > most:
+            return (most, *grids[1:]), arrays + scalars + slopes, True
         return grids, arrays + scalars + slopes, False
 
     return fields
 
 
-def _mapped(kernel: Kernel, problem: Problem, config: Config) -> Callable:
+def _mapped(kernel: Kernel, problem: Problem, config: Config, most: float) -> Callable:
+    """The same with a map for each of q, k, v and out. Written out, because every call runs it: 2 us instead of 3."""
     sized, dtype = kernel.bind(problem, config), problem.dtype
-    described = [describe(shape, problem) for shape in kernel.maps(problem, config)]
+    maps = kernel.maps(problem, config)
+    assert tuple(shape.tensor for shape in maps) == TENSORS, maps
+    q_map, k_map, v_map, out_map = maps
+    heads_q, heads_kv, head_dim, head_dim_v = problem.heads_q, problem.heads_kv, problem.head_dim, problem.head_dim_v
 
     def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=()):
         grids, scalars = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
-        lengths = seqlen_q, seqlen_k
-        maps = [encode(shape, dtype, arrays[pointer], columns, lengths[length], heads, batch, arrays[stride], arrays[stride + 1],
-                       arrays[stride + 2]) for shape, pointer, stride, length, heads, columns in described]
-        return grids, (*maps, *arrays, *scalars, *slopes), False
+        q, k, v, out, _, _, q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2 = arrays
+        values = (encode(q_map, dtype, q, head_dim, seqlen_q, heads_q, batch, q0, q1, q2),
+                  encode(k_map, dtype, k, head_dim, seqlen_k, heads_kv, batch, k0, k1, k2),
+                  encode(v_map, dtype, v, head_dim_v, seqlen_k, heads_kv, batch, v0, v1, v2),
+                  encode(out_map, dtype, out, head_dim_v, seqlen_q, heads_q, batch, o0, o1, o2)) + arrays + scalars + slopes
+        if grids[0] > most:
+            return (most, *grids[1:]), values, True
+        return grids, values, False
 
     return fields
-
-
-def describe(shape: Map, problem: Problem) -> tuple[Map, int, int, int, int, int]:
-    """(map, where its tensor's pointer and first stride stand in `arrays`, 0 or 1 for the length of q or k, heads, columns)"""
-    n = TENSORS.index(shape.tensor)
-    of_keys = shape.tensor in ("k", "v")
-    columns = problem.head_dim_v if shape.tensor in ("v", "out") else problem.head_dim
-    return shape, n, 6 + 3 * n, int(of_keys), problem.heads_kv if of_keys else problem.heads_q, columns
-
-
-def _limited(fields: Callable, limits: list[int]) -> Callable:
-    """`fields` with at most `limits` blocks for each step, which draw what is beyond that; 0: no limit."""
-
-    def limited(*arguments):
-        grids, values, _ = fields(*arguments)
-        fewer = tuple(min(grid, limit) if limit else grid for grid, limit in zip(grids, limits))
-        return fewer, values, fewer != grids
-
-    return limited

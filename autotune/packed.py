@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Callable, NamedTuple
 
-from . import binding, launch, tickets
+from . import launch, tickets
 from .kernels import kernel_of
 from .kernels.base import Map, params_format, reciprocal
 from .kernels.forward import TENSORS
@@ -74,7 +74,7 @@ def bind(problem: Problem, config, sms: int) -> Binding:
     kernel = kernel_of(config)
     sized, dtype, page_size = kernel.bind(problem, config), problem.dtype, problem.page_size
     maps = kernel.maps(problem, config)
-    described = [binding.describe(shape, problem) for shape in maps]
+    described = [_described(shape, problem) for shape in maps]
     (step,) = kernel.plan(problem, config)
     limit = step.blocks_per_sm * sms
     constants = page_constants(problem, maps)
@@ -177,3 +177,11 @@ def sequences_of(layout, address: Callable[[object], int]) -> Lengths | Pages:
         return Lengths(starts, address(layout.device_starts("key")))
     return Pages(starts, address(layout.device_lengths()), address(layout.table), layout.table.shape[1],
                  layout.shape(1, 1)[0])
+
+
+def _described(shape: Map, problem: Problem) -> tuple[Map, int, int, int, int, int]:
+    """(map, where its tensor's pointer and first stride stand in `arrays`, 0 or 1 for the length of q or k, heads, columns)"""
+    n = TENSORS.index(shape.tensor)
+    of_keys = shape.tensor in ("k", "v")
+    columns = problem.head_dim_v if shape.tensor in ("v", "out") else problem.head_dim
+    return shape, n, 6 + 3 * n, int(of_keys), problem.heads_kv if of_keys else problem.heads_q, columns
