@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from . import elf
@@ -68,6 +68,10 @@ class Binary:
     entries: dict[str, Resources]
     advisories: tuple[str, ...]
     log: str
+
+    @cached_property
+    def source_sha256(self) -> str:
+        return hashlib.sha256(self.source.encode()).hexdigest()
 
 
 def build(static: Static, config: Config, gpu: Gpu) -> Binary:

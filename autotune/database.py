@@ -169,7 +169,7 @@ def _outdated(record: Record) -> str | None:
         return f"does not compile: {error}; {_again(record)}"
     if flaw := compile.flaw(binary):
         return f"{flaw[0]}: {flaw[1]}; {_again(record)}"
-    if binary.sha256 != record.cubin_sha256:
+    if not record.is_of(binary):
         return f"stale: today's source compiles to another cubin than the one {record.evidence}; {_again(record)}"
     return None
 

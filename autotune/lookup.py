@@ -69,12 +69,12 @@ class Match:
     def confirmed(self, binary) -> Match:
         """This match with its evidence checked against `binary`, which is today's build of its config.
 
-        A record whose cubin differs is "stale", or "other_toolkit" if that is because NVRTC differs.
+        A record of another cubin and another source is "stale", or "other_toolkit" if that is because NVRTC differs.
         """
         record = self.record
         if record is None or record.evidence == "predicted":
             return self
-        evidence = "measured" if binary.sha256 == record.cubin_sha256 else \
+        evidence = "measured" if record.is_of(binary) else \
             "stale" if _minor(binary.nvrtc) == _minor(record.nvrtc) else "other_toolkit"
         change = SLOWDOWN_OF_EVIDENCE[evidence] - SLOWDOWN_OF_EVIDENCE[self.evidence]
         return replace(self, evidence=evidence, slowdown=self.slowdown + change)

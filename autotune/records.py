@@ -73,7 +73,8 @@ class Record:
 
     Times are medians in microseconds, kept to 6 significant digits. `ties` are other configs within noise of the winner.
     `default_config` is what an untuned call would run, with its time in the same session. `conditions` is plain data
-    (how it was measured: policy, samples, spread, clocks, driver). `cubin_sha256` and `nvrtc` say which binary it was.
+    (how it was measured: policy, samples, spread, clocks, driver). `cubin_sha256` and `nvrtc` say which binary it was,
+    `source_sha256`, if it is known, of which source.
     Raises `RecordError` on construction if a field cannot be true.
     """
 
@@ -89,6 +90,7 @@ class Record:
     autotune: str  # version of this package
     default_config: Config | None = None
     default_time_us: float | None = None
+    source_sha256: str | None = None
     ties: tuple[tuple[Config, float], ...] = ()
     conditions: Mapping[str, object] = field(default_factory=dict, hash=False)
 
@@ -109,6 +111,9 @@ class Record:
             value = getattr(self, name)
             _require(isinstance(value, str) and pattern.fullmatch(value) is not None,
                      f"{name} is {value!r}; expected is {example}")
+        known = self.source_sha256
+        _require(known is None or isinstance(known, str) and _SHA256.fullmatch(known) is not None,
+                 f"source_sha256 is {known!r}; expected is 64 hex digits")
         object.__setattr__(self, "conditions", _plain(self.conditions, "conditions", _MAX_DEPTH))
 
     @property
@@ -120,6 +125,12 @@ class Record:
     def rank(self) -> tuple:
         """Total order up to equal content: measured before predicted, then the newest, then the fastest, then by text."""
         return self.evidence == "measured", self.date, -self.time_us, repr(self.as_entry())
+
+    def is_of(self, binary) -> bool:
+        """Whether this record is about `binary` (a `compile.Binary`): the same machine code, or made from the same source. NVRTC
+        gives the same code for one source in one process after another, but in processes that had torch and other compilers
+        loaded it has been seen to give another for 6 sources of 40."""
+        return binary.sha256 == self.cubin_sha256 or self.source_sha256 is not None and self.source_sha256 == binary.source_sha256
 
     @property
     def speedup(self) -> float | None:
@@ -135,6 +146,8 @@ class Record:
             entry["ties"] = [{"config": config.as_dict(), "time_us": time} for config, time in self.ties]
         entry |= {"trials": self.trials, "date": self.date, "nvrtc": self.nvrtc, "autotune": self.autotune,
                   "cubin_sha256": self.cubin_sha256}
+        if self.source_sha256 is not None:
+            entry["source_sha256"] = self.source_sha256
         if self.conditions:
             entry["conditions"] = _sorted(self.conditions)
         return entry
@@ -162,7 +175,7 @@ def merge(*groups: Iterable[Record]) -> dict[tuple, Record]:
 
 
 _ENTRY_FIELDS = {f.name for f in fields(Record)} - {"problem", "gpu", "default_config", "default_time_us"} | {"default"}
-_OPTIONAL = {"default", "ties", "conditions"}
+_OPTIONAL = {"default", "ties", "conditions", "source_sha256"}
 
 
 def _from_entry(cls, text: object, entry: object, gpu: GpuKey) -> Record:
@@ -175,7 +188,8 @@ def _from_entry(cls, text: object, entry: object, gpu: GpuKey) -> Record:
     default = _timed(entry["default"], "default") if "default" in entry else (None, None)
     values = {name: entry[name] for name in ("evidence", "time_us", "date", "trials", "nvrtc", "autotune", "cubin_sha256")}
     return cls(problem, gpu, _config(entry["config"], "config"), default_config=default[0], default_time_us=default[1],
-               ties=tuple(_timed(tie, "tie") for tie in ties), conditions=entry.get("conditions", {}), **values)
+               source_sha256=entry.get("source_sha256"), ties=tuple(_timed(tie, "tie") for tie in ties),
+               conditions=entry.get("conditions", {}), **values)
 
 
 def _timed(entry: object, where: str) -> tuple[Config, float]:

@@ -275,7 +275,7 @@ def install(monkeypatch):
 
     def build(match):
         fake.built.append(match)
-        return SimpleNamespace(sha256=f"{match.problem.static.text} {match.config}",
+        return SimpleNamespace(source_sha256="", sha256=f"{match.problem.static.text} {match.config}",
                                image=f"{match.problem} {match.config}".encode(), target="sm_90",
                                nvrtc="13.0")
 

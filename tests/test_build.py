@@ -174,4 +174,4 @@ def test_what_ships_is_legal_current_and_built():
         pytest.skip(f"generated/ is made by another NVRTC than the {here} here")
     generated = root.parent / "generated"
     assert build.check(generated, root) == []
-    assert sum(path.stat().st_size for path in generated.rglob("*") if path.is_file()) < 1.5e6
+    assert sum(path.stat().st_size for path in generated.rglob("*") if path.is_file()) < 3e6

@@ -174,6 +174,13 @@ def test_confirmed_says_whether_todays_build_is_the_one_that_was_measured(db):
     assert default.confirmed(SimpleNamespace(sha256="b", nvrtc="1.0")) is default
 
 
+def test_the_same_source_is_what_was_measured_whatever_machine_code_it_gives(db):
+    db(record(source_sha256="c" * 64))
+    match = lookup(PROBLEM, H200)
+    assert match.confirmed(SimpleNamespace(sha256="b" * 64, source_sha256="c" * 64, nvrtc="13.0.88")).evidence == "measured"
+    assert match.confirmed(SimpleNamespace(sha256="b" * 64, source_sha256="d" * 64, nvrtc="13.0.88")).evidence == "stale"
+
+
 # Legality
 
 

@@ -69,7 +69,8 @@ def measured_record(problem: Problem, gpu: Gpu, winner: Built, timed: Mapping[Co
                   "search": {"stopped": reason, **{name: outcomes[name] for name in sorted(outcomes)}}}
     return Record(problem, GpuKey.of(gpu), winner.config, "measured", mine.time_us, _now(), outcomes.total(),
                   winner.binary.nvrtc, winner.binary.sha256, __version__, default if known else None,
-                  reference.time_us if known else None, tuple((c, timed[c].time_us) for c in ties[:MAX_TIES]), _plain(conditions))
+                  reference.time_us if known else None, winner.binary.source_sha256,
+                  tuple((c, timed[c].time_us) for c in ties[:MAX_TIES]), _plain(conditions))
 
 
 def predicted_record(problem: Problem, gpu: Gpu, ranked: Sequence[tuple[float, Built]], default: Config) -> Record:
@@ -77,7 +78,7 @@ def predicted_record(problem: Problem, gpu: Gpu, ranked: Sequence[tuple[float, B
     time_us, winner = ranked[0]
     reference = next((estimate for estimate, built in ranked if built.config == default), None)
     return Record(problem, GpuKey.of(gpu), winner.config, "predicted", time_us, _now(), len(ranked), winner.binary.nvrtc,
-                  winner.binary.sha256, __version__, default if reference else None, reference)
+                  winner.binary.sha256, __version__, default if reference else None, reference, winner.binary.source_sha256)
 
 
 def _now() -> str:

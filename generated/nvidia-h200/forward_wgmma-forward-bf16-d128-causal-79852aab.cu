@@ -1015,8 +1015,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
 
             const QTile q = q_tile(q_place.stage, group);
             wait_k();
-            take_turn();
-            start_qk(s[0], q, k_tile(k_place.stage));
+            start_qk(s[0], q, k_tile(k_place.stage));  // out of turn: another group is at the end of its last block
             if constexpr (RELEASE_LATE) release_q();
             wgmma_wait<0>(s[0]);
             release_k();
@@ -1028,7 +1027,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                 const int following = tiles.next(tile);
                 if constexpr (OVERLAP) {
                     wait_k();
-                    if (tile != tiles.first()) take_turn();
+                    take_turn();
                     start_qk(s[0], q, k_tile(k_place.stage));
                     wait_v(tile);
                     start_pv(o[0], probabilities, v_tile(v_place.stage));
@@ -1041,6 +1040,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                     rescale_output(o, rescale);
                 } else {
                     wait_v(tile);
+                    take_turn();
                     start_pv(o[0], probabilities, v_tile(v_place.stage));
                     wait_k();
                     start_qk(s[0], q, k_tile(k_place.stage));
@@ -1049,7 +1049,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                     release_v();
                     release_k();
                     rescale_output(o, softmax(masked, following));
-                    take_turn();
                 }
                 pack(probabilities, s[0]);
                 tile = following;
@@ -1057,7 +1056,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             while (tiles.contains(tiles.next(tile)) && tiles.needs_mask(tiles.next(tile))) step(Constant<bool, true>{});
             while (tiles.contains(tiles.next(tile)) && !tiles.needs_mask(tiles.next(tile))) step(Constant<bool, false>{});
             wait_v(tile);
-            if (OVERLAP && tile != tiles.first()) take_turn();
+            take_turn();
             start_pv(o[0], probabilities, v_tile(v_place.stage));
             pass_turn();
             results.prepare(p, work, warp_row + c_row());  // behind the product

@@ -11,10 +11,6 @@
 //       launched with longest_first=true head_group=16 persistent=true num_splits=1
 //       92.896 us measured (371 TFLOP/s), 1.032 x as fast as the default
 //       the best of 63, 2 within noise of it, 2026-11-30 00:30:12 UTC
-//   forward-bf16-b8-h16x16-q2048-k2048-d128-causal
-//       launched with longest_first=true head_group=32 persistent=true num_splits=1
-//       261.912 us measured (525 TFLOP/s), 1.174 x as fast as the default
-//       the best of 68, 3 within noise of it, 2026-11-30 00:30:17 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -1027,8 +1023,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
 
             const QTile q = q_tile(q_place.stage, group);
             wait_k();
-            take_turn();
-            start_qk(s[0], q, k_tile(k_place.stage));
+            start_qk(s[0], q, k_tile(k_place.stage));  // out of turn: another group is at the end of its last block
             if constexpr (RELEASE_LATE) release_q();
             wgmma_wait<0>(s[0]);
             release_k();
@@ -1040,7 +1035,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                 const int following = tiles.next(tile);
                 if constexpr (OVERLAP) {
                     wait_k();
-                    if (tile != tiles.first()) take_turn();
+                    take_turn();
                     start_qk(s[0], q, k_tile(k_place.stage));
                     wait_v(tile);
                     start_pv(o[0], probabilities, v_tile(v_place.stage));
@@ -1053,6 +1048,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                     rescale_output(o, rescale);
                 } else {
                     wait_v(tile);
+                    take_turn();
                     start_pv(o[0], probabilities, v_tile(v_place.stage));
                     wait_k();
                     start_qk(s[0], q, k_tile(k_place.stage));
@@ -1061,7 +1057,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                     release_v();
                     release_k();
                     rescale_output(o, softmax(masked, following));
-                    take_turn();
                 }
                 pack(probabilities, s[0]);
                 tile = following;
@@ -1069,7 +1064,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             while (tiles.contains(tiles.next(tile)) && tiles.needs_mask(tiles.next(tile))) step(Constant<bool, true>{});
             while (tiles.contains(tiles.next(tile)) && !tiles.needs_mask(tiles.next(tile))) step(Constant<bool, false>{});
             wait_v(tile);
-            if (OVERLAP && tile != tiles.first()) take_turn();
+            take_turn();
             start_pv(o[0], probabilities, v_tile(v_place.stage));
             pass_turn();
             results.prepare(p, work, warp_row + c_row());  // behind the product

@@ -1,16 +1,16 @@
-// forward_wgmma for forward-bf16-d256-causal on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// forward_wgmma for forward-bf16-d128-causal-varlen on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     num_warpgroups=2 block_heads=1 block_n=48 num_stages=3 q_stages=1 overlap=true ping_pong=true
-//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=213184
-// resources  forward_wgmma: 168 registers, 0 bytes spilled, 384 threads, 213184 bytes of shared memory
+// config     num_warpgroups=3 block_heads=4 block_n=64 num_stages=4 q_stages=2 overlap=true ping_pong=false
+//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=229696
+// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 229696 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b1-h8x8-q16384-k16384-d256-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=2 block_heads=1 block_n=48 num_stages=3 q_stages=1 overlap=true ping_pong=true rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=213184 longest_first=true head_group=1 persistent=true num_splits=1'
+// again      autotune source forward-bf16-b64-h32x8-q3328-k3328-d128-causal-varlen --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=4 block_n=64 num_stages=4 q_stages=2 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=229696 longest_first=false head_group=8 persistent=true num_splits=1'
 //
 // serves
-//   forward-bf16-b1-h8x8-q16384-k16384-d256-causal
-//       launched with longest_first=true head_group=1 persistent=true num_splits=1
-//       1579.36 us measured (696 TFLOP/s), 1.025 x as fast as the default
-//       the best of 60, 3 within noise of it, 2026-11-30 00:31:24 UTC
+//   forward-bf16-b64-h32x8-q3328-k3328-d128-causal-varlen
+//       launched with longest_first=false head_group=8 persistent=true num_splits=1
+//       571.368 us measured (491 TFLOP/s), 1.221 x as fast as the default
+//       the best of 118, 2 within noise of it, 2026-11-30 01:21:37 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -336,20 +336,22 @@ template <int PENDING, typename... Tiles> DEVICE void wgmma_wait(Tiles&... tiles
     (pin(tiles), ...);
 }
 
-// C (64 x 48) = or += A B^T, both K-major in shared memory.
-DEVICE void wgmma_qk(float (&c)[6][4], u64 a, u64 b, bool accumulate) {
+// C (64 x 64) = or += A B^T, both K-major in shared memory.
+DEVICE void wgmma_qk(float (&c)[8][4], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
+        "setp.ne.b32 accumulate, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, "
         "%4, %5, %6, %7, "
         "%8, %9, %10, %11, "
         "%12, %13, %14, %15, "
         "%16, %17, %18, %19, "
-        "%20, %21, %22, %23"
-        "}, %24, %25, accumulate, 1, 1, 0, 0;\n"
+        "%20, %21, %22, %23, "
+        "%24, %25, %26, %27, "
+        "%28, %29, %30, %31"
+        "}, %32, %33, accumulate, 1, 1, 0, 0;\n"
         "}\n"
         :
           "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
@@ -357,14 +359,16 @@ DEVICE void wgmma_qk(float (&c)[6][4], u64 a, u64 b, bool accumulate) {
           "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
           "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
           "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3])
+          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
+          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
         : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
-// C (64 x 256) += A B with A in registers and B MN-major in shared memory.
-DEVICE void wgmma_pv(float (&c)[32][4], const u32 (&a)[4], u64 b) {
+// C (64 x 128) += A B with A in registers and B MN-major in shared memory.
+DEVICE void wgmma_pv(float (&c)[16][4], const u32 (&a)[4], u64 b) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, "
         "%4, %5, %6, %7, "
         "%8, %9, %10, %11, "
@@ -380,24 +384,8 @@ DEVICE void wgmma_pv(float (&c)[32][4], const u32 (&a)[4], u64 b) {
         "%48, %49, %50, %51, "
         "%52, %53, %54, %55, "
         "%56, %57, %58, %59, "
-        "%60, %61, %62, %63, "
-        "%64, %65, %66, %67, "
-        "%68, %69, %70, %71, "
-        "%72, %73, %74, %75, "
-        "%76, %77, %78, %79, "
-        "%80, %81, %82, %83, "
-        "%84, %85, %86, %87, "
-        "%88, %89, %90, %91, "
-        "%92, %93, %94, %95, "
-        "%96, %97, %98, %99, "
-        "%100, %101, %102, %103, "
-        "%104, %105, %106, %107, "
-        "%108, %109, %110, %111, "
-        "%112, %113, %114, %115, "
-        "%116, %117, %118, %119, "
-        "%120, %121, %122, %123, "
-        "%124, %125, %126, %127"
-        "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;\n"
+        "%60, %61, %62, %63"
+        "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"
         :
           "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
           "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
@@ -414,23 +402,7 @@ DEVICE void wgmma_pv(float (&c)[32][4], const u32 (&a)[4], u64 b) {
           "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
           "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
           "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
-          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3]),
-          "+f"(c[16][0]), "+f"(c[16][1]), "+f"(c[16][2]), "+f"(c[16][3]),
-          "+f"(c[17][0]), "+f"(c[17][1]), "+f"(c[17][2]), "+f"(c[17][3]),
-          "+f"(c[18][0]), "+f"(c[18][1]), "+f"(c[18][2]), "+f"(c[18][3]),
-          "+f"(c[19][0]), "+f"(c[19][1]), "+f"(c[19][2]), "+f"(c[19][3]),
-          "+f"(c[20][0]), "+f"(c[20][1]), "+f"(c[20][2]), "+f"(c[20][3]),
-          "+f"(c[21][0]), "+f"(c[21][1]), "+f"(c[21][2]), "+f"(c[21][3]),
-          "+f"(c[22][0]), "+f"(c[22][1]), "+f"(c[22][2]), "+f"(c[22][3]),
-          "+f"(c[23][0]), "+f"(c[23][1]), "+f"(c[23][2]), "+f"(c[23][3]),
-          "+f"(c[24][0]), "+f"(c[24][1]), "+f"(c[24][2]), "+f"(c[24][3]),
-          "+f"(c[25][0]), "+f"(c[25][1]), "+f"(c[25][2]), "+f"(c[25][3]),
-          "+f"(c[26][0]), "+f"(c[26][1]), "+f"(c[26][2]), "+f"(c[26][3]),
-          "+f"(c[27][0]), "+f"(c[27][1]), "+f"(c[27][2]), "+f"(c[27][3]),
-          "+f"(c[28][0]), "+f"(c[28][1]), "+f"(c[28][2]), "+f"(c[28][3]),
-          "+f"(c[29][0]), "+f"(c[29][1]), "+f"(c[29][2]), "+f"(c[29][3]),
-          "+f"(c[30][0]), "+f"(c[30][1]), "+f"(c[30][2]), "+f"(c[30][3]),
-          "+f"(c[31][0]), "+f"(c[31][1]), "+f"(c[31][2]), "+f"(c[31][3])
+          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 // The way back of ldmatrix.cuh's load_a (sm_90): a 16 x 16 tile in the layout of A to rows [row, row + 16), columns
@@ -441,21 +413,21 @@ template <typename Tile> DEVICE void store_a(const Tile& tile, int lane, int row
 }
 using Element = bf16;
 
-constexpr int HEAD_DIM = 256;
-constexpr int HEAD_DIM_V = 256;
-constexpr int NUM_WARPGROUPS = 2;
-constexpr int BLOCK_HEADS = 1;
-constexpr int BLOCK_N = 48;
-constexpr int NUM_STAGES = 3;
-constexpr int Q_STAGES = 1;
+constexpr int HEAD_DIM = 128;
+constexpr int HEAD_DIM_V = 128;
+constexpr int NUM_WARPGROUPS = 3;
+constexpr int BLOCK_HEADS = 4;
+constexpr int BLOCK_N = 64;
+constexpr int NUM_STAGES = 4;
+constexpr int Q_STAGES = 2;
 constexpr bool OVERLAP = true;
-constexpr bool PING_PONG = true;
+constexpr bool PING_PONG = false;
 constexpr int RESCALE_SLACK = 8;
 constexpr bool INTEGER_MAX = false;
 constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 213184;
-constexpr int LOADER_REGISTERS = 40;
-constexpr int REGISTERS = 232;
+constexpr int SMEM_BYTES = 229696;
+constexpr int LOADER_REGISTERS = 56;
+constexpr int REGISTERS = 152;
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
 constexpr int THREADS = (1 + NUM_WARPGROUPS) * WARPGROUP_SIZE;
 constexpr int TILES_N = BLOCK_N / 8, TILES_V = HEAD_DIM_V / 8;
@@ -467,11 +439,11 @@ struct Params {
     TensorMap k_map;
     TensorMap v_map;
     TensorMap out_map;
-    const Element* q;  // (batch, seqlen_q, heads_q, head_dim)
-    const Element* k;  // (batch, seqlen_k, heads_kv, head_dim)
-    const Element* v;  // (batch, seqlen_k, heads_kv, head_dim_v)
-    Element* out;  // (batch, seqlen_q, heads_q, head_dim_v)
-    float* lse;  // (batch, heads_q, seqlen_q), or null
+    const Element* q;  // (seqlen_q, heads_q, head_dim): the queries of all sequences, one sequence after the other
+    const Element* k;  // (seqlen_k, heads_kv, head_dim)
+    const Element* v;  // (seqlen_k, heads_kv, head_dim_v)
+    Element* out;  // as q, with head_dim_v
+    float* lse;  // (heads_q, seqlen_q), or null
     const void* sinks;  // (heads_q), or null
     long long q_batch_stride;
     long long q_row_stride;
@@ -485,11 +457,11 @@ struct Params {
     long long out_batch_stride;
     long long out_row_stride;
     long long out_head_stride;
-    int batch;
+    int batch;  // sequences
     int heads_q;
     int group;  // query heads per key/value head
-    int seqlen_q;
-    int seqlen_k;
+    int seqlen_q;  // of all sequences together
+    int seqlen_k;  // of all sequences together
     int window_left;
     int window_right;
     int sink_dtype;
@@ -497,22 +469,44 @@ struct Params {
     int head_group;
     int longest_first;
     u32* tickets;  // a counter, 0 between launches, from which blocks draw their work; null: each has its own
+    const int* cu_seqlens_q;  // (batch + 1): where each sequence's queries begin, and the end
+    const int* cu_seqlens_k;  // (batch + 1): the same of keys
 };
-// Bottom-right causal: row i sees key j iff j <= i + seqlen_k - seqlen_q.
+// Sequences of any length that follow each other in packed arrays. Rows and keys are counted through all of them, so that row
+// r is row r of the array: an address needs no more than in a batch of one.
+struct Keys {  // of a sequence
+    int number;    // among the sequences
+    int key_begin, key_end;
+    int diagonal;  // row i stands at key i + diagonal
+};
+struct Sequence : Keys {
+    int row_begin, row_end;  // queries
+
+    Sequence() = default;
+    // Empty beyond the last one. Lengths are cut to what the arrays have, so that wrong ones read nothing outside.
+    DEVICE Sequence(const Params& p, int n) : Keys{n, 0, 0, 0}, row_begin(0), row_end(0) {
+        if (n >= p.batch) return;
+        row_begin = min_of(max_of(p.cu_seqlens_q[n], 0), p.seqlen_q);
+        row_end = min_of(max_of(p.cu_seqlens_q[n + 1], row_begin), p.seqlen_q);
+        key_begin = min_of(max_of(p.cu_seqlens_k[n], 0), p.seqlen_k);
+        key_end = min_of(max_of(p.cu_seqlens_k[n + 1], key_begin), p.seqlen_k);
+        diagonal = key_end - row_end;
+    }
+};
+// Bottom-right causal: row i sees the keys of its sequence up to i + diagonal.
 struct Mask {
-    int seqlen_k, offset;
-    DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
-    DEVICE Mask(const Params&, int queries, int keys) : seqlen_k(keys), offset(keys - queries) {}
+    int first, diagonal;
+    DEVICE Mask(const Params&, const Keys& keys) : first(keys.key_begin), diagonal(keys.diagonal) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
-    DEVICE int key_begin(int row_begin) const { return 0; }
-    DEVICE int key_end(int row_end) const { return max_of(0, row_end + offset); }
+    DEVICE int key_begin(int row_begin) const { return first; }
+    DEVICE int key_end(int row_end) const { return max_of(first, row_end + diagonal); }
     // Keys inside [shared_begin, shared_end) are seen by all of them.
-    DEVICE int shared_begin(int row_end) const { return 0; }
-    DEVICE int shared_end(int row_begin) const { return max_of(0, row_begin + offset + 1); }
-    // Row `row` sees keys [row_begin, row_end).
+    DEVICE int shared_begin(int row_end) const { return first; }
+    DEVICE int shared_end(int row_begin) const { return max_of(first, row_begin + diagonal + 1); }
+    // Row `row` sees keys [row_begin, row_end); what comes before the sequence is in none of its tiles.
     static constexpr bool HAS_ROW_BEGIN = false;
     DEVICE int row_begin(int row) const { return 0; }
-    DEVICE int row_end(int row) const { return row + offset + 1; }
+    DEVICE int row_end(int row) const { return row + diagonal + 1; }
 };
 // The key tiles that a block of query rows has to visit, from the last to the first. Tiles are counted from the first key
 // that some row sees, so that a window of W keys never costs a tile more than it must. Tiles that no row sees are not
@@ -538,52 +532,116 @@ template <int BLOCK_N> struct KvTiles {
     DEVICE int first_key(int tile) const { return key_begin + tile * BLOCK_N; }
     DEVICE bool has_key(int key) const { return key_begin <= key && key < key_end; }
 };
-// Which queries a block works on, and in what order blocks do.
+// Which queries of which sequence a block works on, and in what order, where the lengths stand on the device.
 //
 // A block owns BLOCK_QUERIES consecutive queries of each of BLOCK_HEADS query heads that share a key/value head. Its rows
-// come in units of UNIT_ROWS, each of which holds the same queries of one head after the other. More heads and fewer
-// queries see fewer keys in all under a window.
+// come in units of UNIT_ROWS, each of which holds the same queries of one head after the other. The first block of a sequence
+// is the one that is not full: under a causal mask its rows see the fewest keys, so those that are missing cost little.
 //
-// `head_group` neighbouring sets of heads run together, all of one block of queries before the next, so that their K and V
-// stay in L2; with `longest_first` the last queries, which see most keys under a causal mask, start first and the short
-// blocks fill the tail.
+// The work of a launch is counted in items, one for a block of queries and a set of heads. Within a sequence, `head_group`
+// neighbouring sets of heads run together, all of one block of queries before the one before it, so that their K and V stay in
+// L2. With `longest_first`, sequences with many keys come before those with a quarter as many, and short items fill the tail.
 constexpr int BLOCK_QUERIES = BLOCK_M / BLOCK_HEADS;
 constexpr int UNIT_QUERIES = UNIT_ROWS / BLOCK_HEADS;
 static_assert(BLOCK_M % UNIT_ROWS == 0 && UNIT_ROWS % BLOCK_HEADS == 0, "every head has the same queries");
 
-struct Work {
-    int batch, head_kv;
-    int head_begin, head_count;  // query heads
-    int query_begin, query_end;  // queries that exist
+DEVICE int head_sets(const Params& p) { return p.heads_q / p.group * ceil_div(p.group, BLOCK_HEADS); }
+DEVICE int query_blocks(const Sequence& s) { return ceil_div(s.row_end - s.row_begin, BLOCK_QUERIES); }
+DEVICE int items_of(const Params& p, const Sequence& s) { return query_blocks(s) * head_sets(p); }
+
+struct Work : Keys {
+    static constexpr int batch = 0;  // packed arrays are one batch entry
+    int head_kv;
+    int head_begin, head_count;  // query heads; none if there is nothing to do
+    int query_begin, query_end;  // rows that exist
 
     Work() = default;
-    DEVICE Work(const Params& p, int block) {
-        const int query_blocks = ceil_div(p.seqlen_q, BLOCK_QUERIES);
-        const int sets_per_kv = ceil_div(p.group, BLOCK_HEADS), sets = p.heads_q / p.group * sets_per_kv;
-        const int section = block / (query_blocks * p.head_group);
-        const int within = block - section * query_blocks * p.head_group;
-        const int sets_here = min_of(p.head_group, sets * p.batch - section * p.head_group);
-        const int query_block = within / sets_here;
-        const int set_of_batch = section * p.head_group + within - query_block * sets_here;
-        batch = set_of_batch / sets;
-        const int set = set_of_batch - batch * sets;
+    DEVICE Work(const Params& p, const Sequence& sequence, int item) : Keys(sequence) {
+        const int blocks = query_blocks(sequence), sets_per_kv = ceil_div(p.group, BLOCK_HEADS);
+        const int section = item / (blocks * p.head_group);
+        const int within = item - section * blocks * p.head_group;
+        const int sets_here = min_of(p.head_group, head_sets(p) - section * p.head_group);
+        const int later_blocks = within / sets_here;
+        const int set = section * p.head_group + within - later_blocks * sets_here;
         head_kv = set / sets_per_kv;
         const int head_in_group = (set - head_kv * sets_per_kv) * BLOCK_HEADS;
         head_begin = head_kv * p.group + head_in_group;
         head_count = min_of(BLOCK_HEADS, p.group - head_in_group);
-        query_begin = (p.longest_first ? query_blocks - 1 - query_block : query_block) * BLOCK_QUERIES;
-        query_end = min_of(query_begin + BLOCK_QUERIES, p.seqlen_q);
+        query_end = sequence.row_end - later_blocks * BLOCK_QUERIES;
+        query_begin = max_of(query_end - BLOCK_QUERIES, sequence.row_begin);
     }
-    // Blocks of the whole problem.
-    DEVICE static int count(const Params& p) {
-        return ceil_div(p.seqlen_q, BLOCK_QUERIES) * (p.heads_q / p.group * ceil_div(p.group, BLOCK_HEADS)) * p.batch;
-    }
+    DEVICE bool exists() const { return head_count > 0; }
     DEVICE int query(int row) const {
         return query_begin + (BLOCK_HEADS == 1 ? row : row / UNIT_ROWS * UNIT_QUERIES + row % UNIT_QUERIES);
     }
     DEVICE int head(int row) const { return head_begin + (BLOCK_HEADS == 1 ? 0 : row % UNIT_ROWS / UNIT_QUERIES); }
     DEVICE bool exists(int row) const {
         return query(row) < query_end && (BLOCK_HEADS == 1 || head(row) < head_begin + head_count);
+    }
+};
+
+DEVICE int sum_in_warp(int x) {
+#pragma unroll
+    for (int mask = WARP_SIZE / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+    return x;
+}
+DEVICE int most_in_warp(int x) {
+#pragma unroll
+    for (int mask = WARP_SIZE / 2; mask > 0; mask /= 2) x = max_of(x, shuffle_xor(x, mask));
+    return x;
+}
+
+// Goes through the items of a launch in order, as a warp: its lanes look at as many sequences at a time, and all of them call.
+struct Walk {
+    int items;              // of the launch
+    int level, next_level;  // of the sequences that are visited, and the highest below it that this lane has met
+    int first, before;      // sequence of lane 0, and items before it
+
+    DEVICE explicit Walk(const Params& p) : items(0), level(-1), next_level(-1), first(0), before(0) {
+#pragma unroll 1
+        for (int n = lane_id(); n < p.batch; n += WARP_SIZE) {
+            const Sequence sequence(p, n);
+            items += items_of(p, sequence);
+            level = max_of(level, level_of(p, sequence));
+        }
+        items = sum_in_warp(items);
+        level = most_in_warp(level);
+    }
+    // A power of 4 that the key tiles of a sequence's last block reach; -1 without rows.
+    DEVICE static int level_of(const Params& p, const Sequence& s) {
+        if (s.row_end == s.row_begin) return -1;
+        if (!p.longest_first) return 0;
+        int level = 0;
+        const KvTiles<BLOCK_N> last(Mask(p, s), max_of(s.row_end - BLOCK_QUERIES, s.row_begin), s.row_end);
+        for (int tiles = last.end; tiles >= 4; tiles /= 4) ++level;
+        return level;
+    }
+    // The work of an item, which must not come before those that were asked for earlier; none beyond the last one.
+    DEVICE Work find(const Params& p, int item) {
+        while (level >= 0) {
+            const Sequence mine(p, first + lane_id());
+            const int my_level = level_of(p, mine);
+            const int my_items = my_level == level ? items_of(p, mine) : 0;
+            int through = my_items;  // those of this sequence and of lanes before it
+#pragma unroll
+            for (int distance = 1; distance < WARP_SIZE; distance *= 2) {
+                const int below = shuffle(through, max_of(lane_id() - distance, 0));
+                if (lane_id() >= distance) through += below;
+            }
+            const int lane = sum_in_warp(int(item >= before + through));  // the first one that the item is not beyond
+            if (lane < WARP_SIZE) {
+                Sequence found;
+                found.number = first + lane, found.diagonal = shuffle(mine.diagonal, lane);
+                found.key_begin = shuffle(mine.key_begin, lane), found.key_end = shuffle(mine.key_end, lane);
+                found.row_begin = shuffle(mine.row_begin, lane), found.row_end = shuffle(mine.row_end, lane);
+                return Work(p, found, item - before - shuffle(through - my_items, lane));
+            }
+            before += shuffle(through, WARP_SIZE - 1);
+            if (my_level < level) next_level = max_of(next_level, my_level);
+            first += WARP_SIZE;
+            if (first >= p.batch) first = 0, level = most_in_warp(next_level), next_level = -1;
+        }
+        return Work{};
     }
 };
 // 16-bit tiles in shared memory, and the way out through them.
@@ -868,38 +926,55 @@ struct Rings {
     Ring q{smem_base() + BARRIERS_OFFSET}, k{q.full(Q_STAGES)}, v{k.full(NUM_STAGES)};
     DEVICE Rings() {}
 };
-// The loader's part: one thread that keeps the rings full, block after block.
-DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
+// Boxes of K and V in packed arrays: one for a tile, at its first key, whatever sequences its rows belong to.
+struct KeyBoxes {
+    int head;
+    DEVICE KeyBoxes(const Params&, const Work& work, const KvTiles<BLOCK_N>&) : head(work.head_kv) {}
+    // Starts the copies of a tile. All lanes of the warp call it.
+    template <typename Tile> DEVICE void load(const Tile& tile, const TensorMap& map, u32 barrier, int first_key) const {
+        if (lane_id() == 0) load_tile(tile, map, barrier, first_key, head, 0, CACHE_EVICT_LAST);
+    }
+};
+// The loader's part where sequences are packed: one warp that keeps the rings full, item after item. Its lanes look for the work
+// together; what only one thread may do, the first one does.
+DEVICE void load_blocks(const Params& p, const Rings& rings) {
     Place<Q_STAGES> q_place;
     Place<NUM_STAGES> k_place, v_place;
-    for (int block = block_id(); block < blocks; block = draw_block(p, blocks)) {
-        const Work work(p, block);
-        const KvTiles<BLOCK_N> tiles(Mask(p), work.query_begin, work.query_end);
-        auto load_k = [&](int tile) {
-            mbarrier_wait(rings.k.empty(k_place.stage), k_place.phase ^ 1);
-            mbarrier_arrive_expect(rings.k.full(k_place.stage), KTile::BYTES);
-            load_tile(k_tile(k_place.stage), p.k_map, rings.k.full(k_place.stage), tiles.first_key(tile), work.head_kv, work.batch, CACHE_EVICT_LAST);
-            k_place.advance();
+    Walk walk(p);
+    const bool first = lane_id() == 0;
+    Work work = walk.find(p, block_id());
+    const bool idle = !work.exists();  // the grid is made for the worst lengths
+    while (work.exists()) {
+        const KvTiles<BLOCK_N> tiles(Mask(p, work), work.query_begin, work.query_end);
+        const KeyBoxes boxes(p, work, tiles);
+        auto load = [&](const auto& tile, const TensorMap& map, const Ring& ring, auto& place, int first_key) {
+            mbarrier_wait(ring.empty(place.stage), place.phase ^ 1);
+            if (first) mbarrier_arrive_expect(ring.full(place.stage), tile.BYTES);
+            sync_warp();  // no lane falls behind by a round of the ring, where a phase has the same parity again
+            boxes.load(tile, map, ring.full(place.stage), first_key);
+            place.advance();
         };
+        auto load_k = [&](int tile) { load(k_tile(k_place.stage), p.k_map, rings.k, k_place, tiles.first_key(tile)); };
         mbarrier_wait(rings.q.empty(q_place.stage), q_place.phase ^ 1);
-        task_at(q_place.stage).set(0, Task{work, tiles, true});
-        mbarrier_arrive_expect(rings.q.full(q_place.stage), tiles.empty() ? 0 : NUM_WARPGROUPS * QTile::BYTES);
-        for (int group = 0; group < NUM_WARPGROUPS && !tiles.empty(); ++group)
-            load_tile(q_tile(q_place.stage, group), p.q_map, rings.q.full(q_place.stage), work.query(group * UNIT_ROWS),
-                      work.head_begin, work.batch, CACHE_EVICT_FIRST);
+        if (first) {
+            task_at(q_place.stage).set(0, Task{work, tiles, true});
+            mbarrier_arrive_expect(rings.q.full(q_place.stage), tiles.empty() ? 0 : NUM_WARPGROUPS * QTile::BYTES);
+            for (int group = 0; group < NUM_WARPGROUPS && !tiles.empty(); ++group)
+                load_tile(q_tile(q_place.stage, group), p.q_map, rings.q.full(q_place.stage), work.query(group * UNIT_ROWS),
+                          work.head_begin, 0, CACHE_EVICT_FIRST);
+        }
         q_place.advance();
-        if (tiles.empty()) continue;
-        load_k(tiles.first());
+        if (!tiles.empty()) load_k(tiles.first());
         for (int tile = tiles.first(); tiles.contains(tile); tile = tiles.next(tile)) {
             if (tiles.contains(tiles.next(tile))) load_k(tiles.next(tile));  // K runs one tile ahead, as its use does
-            mbarrier_wait(rings.v.empty(v_place.stage), v_place.phase ^ 1);
-            mbarrier_arrive_expect(rings.v.full(v_place.stage), VTile::BYTES);
-            load_tile(v_tile(v_place.stage), p.v_map, rings.v.full(v_place.stage), tiles.first_key(tile), work.head_kv, work.batch, CACHE_EVICT_LAST);
-            v_place.advance();
+            load(v_tile(v_place.stage), p.v_map, rings.v, v_place, tiles.first_key(tile));
         }
+        const int drawn = first ? draw_block(p, walk.items) : 0;
+        work = walk.find(p, shuffle(drawn, 0));
     }
-    if (!p.tickets) return;
+    if (!p.tickets && !idle) return;
     mbarrier_wait(rings.q.empty(q_place.stage), q_place.phase ^ 1);
+    if (!first) return;
     task_at(q_place.stage).set(0, Task{});
     mbarrier_arrive(rings.q.full(q_place.stage));
 }
@@ -923,7 +998,7 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
     }
     fence_async_proxy();
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
-    if (BLOCK_HEADS == 1 || work.head_count == BLOCK_HEADS) {
+    if (work.exists((group + 1) * UNIT_ROWS - 1)) {
         if (thread_id() % WARPGROUP_SIZE != 0) return;
 #pragma unroll
         for (int panel = 0; panel < OTile::PANELS; ++panel)
@@ -967,7 +1042,6 @@ struct Results {
     }
 };
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_wgmma(const __grid_constant__ Params p) {
-    const int blocks = Work::count(p);
     const Rings rings;
 
     if (thread_id() == 0) {
@@ -979,8 +1053,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
 
     if (warpgroup_id() == 0) {
         registers_release<LOADER_REGISTERS>();
-        if (thread_id() != 0) return;
-        load_blocks(p, rings, blocks);
+        if (thread_id() < WARP_SIZE) load_blocks(p, rings);
         return;
     }
 
@@ -1003,12 +1076,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
     auto release_q = [&] {
         if (leader && leaving >= 0) wait_until_read(), mbarrier_arrive(rings.q.empty(leaving));
     };
-    const Mask mask(p);
     do {
         mbarrier_wait(rings.q.full(q_place.stage), q_place.phase);
         const Task task = task_at(q_place.stage).get(0);
         if (!task.exists) break;
         const Work& work = task.work;
+        const Mask mask(p, work);
         const KvTiles<BLOCK_N>& tiles = task.tiles;
 
         float o[1][TILES_V][4] = {};
@@ -1035,8 +1108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
 
             const QTile q = q_tile(q_place.stage, group);
             wait_k();
-            take_turn();
-            start_qk(s[0], q, k_tile(k_place.stage));
+            start_qk(s[0], q, k_tile(k_place.stage));  // out of turn: another group is at the end of its last block
             if constexpr (RELEASE_LATE) release_q();
             wgmma_wait<0>(s[0]);
             release_k();
@@ -1048,7 +1120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                 const int following = tiles.next(tile);
                 if constexpr (OVERLAP) {
                     wait_k();
-                    if (tile != tiles.first()) take_turn();
+                    take_turn();
                     start_qk(s[0], q, k_tile(k_place.stage));
                     wait_v(tile);
                     start_pv(o[0], probabilities, v_tile(v_place.stage));
@@ -1061,6 +1133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                     rescale_output(o, rescale);
                 } else {
                     wait_v(tile);
+                    take_turn();
                     start_pv(o[0], probabilities, v_tile(v_place.stage));
                     wait_k();
                     start_qk(s[0], q, k_tile(k_place.stage));
@@ -1069,7 +1142,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                     release_v();
                     release_k();
                     rescale_output(o, softmax(masked, following));
-                    take_turn();
                 }
                 pack(probabilities, s[0]);
                 tile = following;
@@ -1077,7 +1149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             while (tiles.contains(tiles.next(tile)) && tiles.needs_mask(tiles.next(tile))) step(Constant<bool, true>{});
             while (tiles.contains(tiles.next(tile)) && !tiles.needs_mask(tiles.next(tile))) step(Constant<bool, false>{});
             wait_v(tile);
-            if (OVERLAP && tile != tiles.first()) take_turn();
+            take_turn();
             start_pv(o[0], probabilities, v_tile(v_place.stage));
             pass_turn();
             results.prepare(p, work, warp_row + c_row());  // behind the product

@@ -1,16 +1,16 @@
-// forward_wgmma for forward-bf16-d192x128-causal on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// forward_wgmma for forward-bf16-d256-causal on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     num_warpgroups=2 block_heads=1 block_n=128 num_stages=2 q_stages=1 overlap=true ping_pong=true
-//            rescale_slack=-1 integer_max=true min_blocks_per_sm=1 split_keys=false smem_bytes=213184
-// resources  forward_wgmma: 168 registers, 0 bytes spilled, 384 threads, 213184 bytes of shared memory
+// config     num_warpgroups=2 block_heads=1 block_n=48 num_stages=2 q_stages=1 overlap=true ping_pong=true
+//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=164032
+// resources  forward_wgmma: 168 registers, 0 bytes spilled, 384 threads, 164032 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b2-h16x16-q8192-k8192-d192x128-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=2 block_heads=1 block_n=128 num_stages=2 q_stages=1 overlap=true ping_pong=true rescale_slack=-1 integer_max=true min_blocks_per_sm=1 split_keys=false smem_bytes=213184 longest_first=true head_group=2 persistent=true num_splits=1'
+// again      autotune source forward-bf16-b1-h8x8-q16384-k16384-d256-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=2 block_heads=1 block_n=48 num_stages=2 q_stages=1 overlap=true ping_pong=true rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=164032 longest_first=true head_group=1 persistent=true num_splits=1'
 //
 // serves
-//   forward-bf16-b2-h16x16-q8192-k8192-d192x128-causal
-//       launched with longest_first=true head_group=2 persistent=true num_splits=1
-//       997.152 us measured (689 TFLOP/s), 1.109 x as fast as the default
-//       the best of 66, 1 within noise of it, 2026-11-30 00:31:07 UTC
+//   forward-bf16-b1-h8x8-q16384-k16384-d256-causal
+//       launched with longest_first=true head_group=1 persistent=true num_splits=1
+//       1592.48 us measured (690 TFLOP/s), 1.022 x as fast as the default
+//       the best of 108, 4 within noise of it, 2026-11-30 01:15:15 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -336,30 +336,20 @@ template <int PENDING, typename... Tiles> DEVICE void wgmma_wait(Tiles&... tiles
     (pin(tiles), ...);
 }
 
-// C (64 x 128) = or += A B^T, both K-major in shared memory.
-DEVICE void wgmma_qk(float (&c)[16][4], u64 a, u64 b, bool accumulate) {
+// C (64 x 48) = or += A B^T, both K-major in shared memory.
+DEVICE void wgmma_qk(float (&c)[6][4], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "setp.ne.b32 accumulate, %26, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, "
         "%4, %5, %6, %7, "
         "%8, %9, %10, %11, "
         "%12, %13, %14, %15, "
         "%16, %17, %18, %19, "
-        "%20, %21, %22, %23, "
-        "%24, %25, %26, %27, "
-        "%28, %29, %30, %31, "
-        "%32, %33, %34, %35, "
-        "%36, %37, %38, %39, "
-        "%40, %41, %42, %43, "
-        "%44, %45, %46, %47, "
-        "%48, %49, %50, %51, "
-        "%52, %53, %54, %55, "
-        "%56, %57, %58, %59, "
-        "%60, %61, %62, %63"
-        "}, %64, %65, accumulate, 1, 1, 0, 0;\n"
+        "%20, %21, %22, %23"
+        "}, %24, %25, accumulate, 1, 1, 0, 0;\n"
         "}\n"
         :
           "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
@@ -367,24 +357,14 @@ DEVICE void wgmma_qk(float (&c)[16][4], u64 a, u64 b, bool accumulate) {
           "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
           "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
           "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
-          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
-          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
-          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
-          "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]),
-          "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]),
-          "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
-          "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
-          "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
-          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
+          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3])
         : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
-// C (64 x 128) += A B with A in registers and B MN-major in shared memory.
-DEVICE void wgmma_pv(float (&c)[16][4], const u32 (&a)[4], u64 b) {
+// C (64 x 256) += A B with A in registers and B MN-major in shared memory.
+DEVICE void wgmma_pv(float (&c)[32][4], const u32 (&a)[4], u64 b) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, "
         "%4, %5, %6, %7, "
         "%8, %9, %10, %11, "
@@ -400,8 +380,24 @@ DEVICE void wgmma_pv(float (&c)[16][4], const u32 (&a)[4], u64 b) {
         "%48, %49, %50, %51, "
         "%52, %53, %54, %55, "
         "%56, %57, %58, %59, "
-        "%60, %61, %62, %63"
-        "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"
+        "%60, %61, %62, %63, "
+        "%64, %65, %66, %67, "
+        "%68, %69, %70, %71, "
+        "%72, %73, %74, %75, "
+        "%76, %77, %78, %79, "
+        "%80, %81, %82, %83, "
+        "%84, %85, %86, %87, "
+        "%88, %89, %90, %91, "
+        "%92, %93, %94, %95, "
+        "%96, %97, %98, %99, "
+        "%100, %101, %102, %103, "
+        "%104, %105, %106, %107, "
+        "%108, %109, %110, %111, "
+        "%112, %113, %114, %115, "
+        "%116, %117, %118, %119, "
+        "%120, %121, %122, %123, "
+        "%124, %125, %126, %127"
+        "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;\n"
         :
           "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
           "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
@@ -418,7 +414,23 @@ DEVICE void wgmma_pv(float (&c)[16][4], const u32 (&a)[4], u64 b) {
           "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
           "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
           "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
-          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
+          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3]),
+          "+f"(c[16][0]), "+f"(c[16][1]), "+f"(c[16][2]), "+f"(c[16][3]),
+          "+f"(c[17][0]), "+f"(c[17][1]), "+f"(c[17][2]), "+f"(c[17][3]),
+          "+f"(c[18][0]), "+f"(c[18][1]), "+f"(c[18][2]), "+f"(c[18][3]),
+          "+f"(c[19][0]), "+f"(c[19][1]), "+f"(c[19][2]), "+f"(c[19][3]),
+          "+f"(c[20][0]), "+f"(c[20][1]), "+f"(c[20][2]), "+f"(c[20][3]),
+          "+f"(c[21][0]), "+f"(c[21][1]), "+f"(c[21][2]), "+f"(c[21][3]),
+          "+f"(c[22][0]), "+f"(c[22][1]), "+f"(c[22][2]), "+f"(c[22][3]),
+          "+f"(c[23][0]), "+f"(c[23][1]), "+f"(c[23][2]), "+f"(c[23][3]),
+          "+f"(c[24][0]), "+f"(c[24][1]), "+f"(c[24][2]), "+f"(c[24][3]),
+          "+f"(c[25][0]), "+f"(c[25][1]), "+f"(c[25][2]), "+f"(c[25][3]),
+          "+f"(c[26][0]), "+f"(c[26][1]), "+f"(c[26][2]), "+f"(c[26][3]),
+          "+f"(c[27][0]), "+f"(c[27][1]), "+f"(c[27][2]), "+f"(c[27][3]),
+          "+f"(c[28][0]), "+f"(c[28][1]), "+f"(c[28][2]), "+f"(c[28][3]),
+          "+f"(c[29][0]), "+f"(c[29][1]), "+f"(c[29][2]), "+f"(c[29][3]),
+          "+f"(c[30][0]), "+f"(c[30][1]), "+f"(c[30][2]), "+f"(c[30][3]),
+          "+f"(c[31][0]), "+f"(c[31][1]), "+f"(c[31][2]), "+f"(c[31][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 // The way back of ldmatrix.cuh's load_a (sm_90): a 16 x 16 tile in the layout of A to rows [row, row + 16), columns
@@ -429,19 +441,19 @@ template <typename Tile> DEVICE void store_a(const Tile& tile, int lane, int row
 }
 using Element = bf16;
 
-constexpr int HEAD_DIM = 192;
-constexpr int HEAD_DIM_V = 128;
+constexpr int HEAD_DIM = 256;
+constexpr int HEAD_DIM_V = 256;
 constexpr int NUM_WARPGROUPS = 2;
 constexpr int BLOCK_HEADS = 1;
-constexpr int BLOCK_N = 128;
+constexpr int BLOCK_N = 48;
 constexpr int NUM_STAGES = 2;
 constexpr int Q_STAGES = 1;
 constexpr bool OVERLAP = true;
 constexpr bool PING_PONG = true;
-constexpr int RESCALE_SLACK = -1;
-constexpr bool INTEGER_MAX = true;
+constexpr int RESCALE_SLACK = 8;
+constexpr bool INTEGER_MAX = false;
 constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 213184;
+constexpr int SMEM_BYTES = 164032;
 constexpr int LOADER_REGISTERS = 40;
 constexpr int REGISTERS = 232;
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
@@ -1023,8 +1035,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
 
             const QTile q = q_tile(q_place.stage, group);
             wait_k();
-            take_turn();
-            start_qk(s[0], q, k_tile(k_place.stage));
+            start_qk(s[0], q, k_tile(k_place.stage));  // out of turn: another group is at the end of its last block
             if constexpr (RELEASE_LATE) release_q();
             wgmma_wait<0>(s[0]);
             release_k();
@@ -1036,7 +1047,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                 const int following = tiles.next(tile);
                 if constexpr (OVERLAP) {
                     wait_k();
-                    if (tile != tiles.first()) take_turn();
+                    take_turn();
                     start_qk(s[0], q, k_tile(k_place.stage));
                     wait_v(tile);
                     start_pv(o[0], probabilities, v_tile(v_place.stage));
@@ -1049,6 +1060,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                     rescale_output(o, rescale);
                 } else {
                     wait_v(tile);
+                    take_turn();
                     start_pv(o[0], probabilities, v_tile(v_place.stage));
                     wait_k();
                     start_qk(s[0], q, k_tile(k_place.stage));
@@ -1057,7 +1069,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                     release_v();
                     release_k();
                     rescale_output(o, softmax(masked, following));
-                    take_turn();
                 }
                 pack(probabilities, s[0]);
                 tile = following;
@@ -1065,7 +1076,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             while (tiles.contains(tiles.next(tile)) && tiles.needs_mask(tiles.next(tile))) step(Constant<bool, true>{});
             while (tiles.contains(tiles.next(tile)) && !tiles.needs_mask(tiles.next(tile))) step(Constant<bool, false>{});
             wait_v(tile);
-            if (OVERLAP && tile != tiles.first()) take_turn();
+            take_turn();
             start_pv(o[0], probabilities, v_tile(v_place.stage));
             pass_turn();
             results.prepare(p, work, warp_row + c_row());  // behind the product
