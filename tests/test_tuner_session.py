@@ -14,6 +14,7 @@ from autotune.tuner.store import Store
 from autotune.tuner.worker import Worker, WorkerError
 
 DEFAULT = FAKE.default(PROBLEM, H200)
+REAL = dict(kernels.KERNELS)
 OTHER = Problem.parse("forward-bf16-b2-h32x8-q4096-k4096-d128-causal")
 
 
@@ -55,6 +56,17 @@ def test_a_problem_becomes_a_record(bench):
     assert "TFLOP/s" in output.getvalue() and record.config.text in output.getvalue()
     lines = log.read_text().splitlines()
     assert lines[0] == f"open {PROBLEM}" and lines.count(lines[0]) == 1 and sum(line.startswith("final") for line in lines) == 1
+
+
+@pytest.mark.parametrize("text", ["forward-bf16-b1-h8x2-q300-k300-d64-causal", "decode-bf16-b2-h8x2-q1-k300-d64-page16",
+                                  "forward-bf16-b3-h8x2-q300-k300-d64-causal-varlen"])
+def test_real_kernels_of_every_kind_can_be_tuned(bench, monkeypatch, text):
+    session, _, _ = bench(trials=15)
+    for name, kernel in REAL.items():
+        monkeypatch.setitem(kernels.KERNELS, name, kernel)
+    monkeypatch.delitem(kernels.KERNELS, FAKE.name)
+    record = session.tune(Problem.parse(text), [])
+    assert record.config.kernel in REAL and record.conditions["search"]["ok"] >= 15
 
 
 def test_what_spills_is_never_launched(bench):

@@ -59,7 +59,7 @@ class FakeEvaluator:
 
         assert problem == self.problem
         self._note(f"evaluate {config.text}")
-        fault = self.faults.get(config["stages"])
+        fault = self.faults.get(config.values.get("stages"))
         if fault == "hang":
             time.sleep(600)
         if fault == "crash":

@@ -130,7 +130,8 @@ class _Desk:
     def evaluate(self, config: Config, built: Built, best_us: float | None) -> Measurement:
         """Checks and times one config in the worker, unless the very same launch was measured before."""
         kernel = kernel_of(config)
-        launch = (built.binary.sha256, *kernel.plan(self._problem, config), *kernel.arguments(self._problem, config, 1.0, 0))
+        launch_values = (config[p.name] for p in kernel.parameters if p.kind == "launch")
+        launch = (built.binary.sha256, *kernel.plan(self._problem, config), *launch_values)
         first = self._same.setdefault(launch, config)
         if first != config and first in self._results:
             return self._results[first]
