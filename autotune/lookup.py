@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import attrgetter
 
 from . import database
 from .config import Config, ConfigError
@@ -113,8 +112,6 @@ def _known(record: Record) -> str:
 
 # The warm path
 
-_FIXED = attrgetter("op", "dtype", "kv_dtype", "out_dtype", "heads_q", "heads_kv", "head_dim", "head_dim_v", "softcap", "alibi",
-                    "sinks", "page_size", "packed_queries")
 _TABLES: dict[int, _Table] = {}  # by id of the Gpu, which its table keeps alive: hashing a Gpu costs more than a lookup
 
 
@@ -146,7 +143,7 @@ def lookup(problem: Problem | str, gpu: Gpu | str | None = None) -> Match:
     if length_k > 16:
         shift = (length_k - 1).bit_length() - 4
         length_k = ((length_k - 1 >> shift) + 1) << shift
-    key = _FIXED(problem), problem.kv, left, right, batch, length_q, length_k
+    key = problem.unsized, left, right, batch, length_q, length_k
     try:
         return table.matches[key]
     except (AttributeError, KeyError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import Iterable
 
 from . import sequences
@@ -61,6 +62,10 @@ class Static:
         if self.kv != "dense":
             tokens.append(self.kv)
         return "-".join(tokens)
+
+
+_UNSIZED = attrgetter("op", "dtype", "heads_q", "heads_kv", "head_dim", "head_dim_v", "softcap", "alibi", "sinks", "kv",
+                      "page_size", "packed_queries", "kv_dtype", "out_dtype")
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,11 @@ class Problem:
     def packed(self) -> bool:
         """Whether queries of all sequences follow each other in one array: seqlen_q and seqlen_k are then the largest lengths."""
         return self.static.packed or self.packed_queries
+
+    @cached_property
+    def unsized(self) -> tuple:
+        """Every field but batch, lengths and window."""
+        return _UNSIZED(self)
 
     @cached_property
     def static(self) -> Static:
