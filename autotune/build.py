@@ -1,8 +1,8 @@
-"""Writes ``generated/``: for each record of a database the source that serves it, with a header for its readers.
+"""Writes ``generated/``: for each kind of problem in a database the source that serves it, with a header for its readers.
 
-One file for each distinct body, ``<gpu>/<kernel>-<static>-<config8>.cu``; config8 names the parameters that reach the source, so
-configs that differ in launch parameters alone share a file. The folder is a function of templates/ and the database: `check`
-says where it is not. Needs NVRTC, for the resources in the headers, and no GPU.
+One file for each kernel and static part, ``<gpu>/<kernel>-<static>.cu``: the winner of the largest problem. Its header names the
+winners of the others, whose sources differ in constants; `autotune source PROBLEM` prints those. The folder is a function of
+templates/ and the database: `check` says where it is not. Needs NVRTC, for the resources in the headers, and no GPU.
 """
 
 from __future__ import annotations
@@ -82,15 +82,13 @@ def sources(root: Path) -> dict[Path, str]:
 
 
 def file_name(record: Record) -> str:
-    """``forward_mma-forward-bf16-d128-causal-1a2b3c4d.cu``"""
-    config = record.config
-    compiled = Config.of(config.kernel, _of_kind(kernel_of(config), config, "compile"))
-    return f"{config.kernel}-{record.problem.static.text}-{compiled.digest}.cu"
+    """``forward_mma-forward-bf16-d128-causal.cu``"""
+    return f"{record.config.kernel}-{record.problem.static.text}.cu"
 
 
 def _source(records: list[Record]) -> str:
-    """The file that serves `records`, which share a static part, a GPU and every compile parameter."""
-    records = sorted(records, key=lambda record: (record.problem.static.text, record.problem.flops, record.problem.text))
+    """The file of `records`, which share a kernel, a static part and a GPU."""
+    records = sorted(records, key=lambda record: (-record.problem.flops, record.problem.text))
     first = records[0]
     kernel, gpu = kernel_of(first.config), database.gpu_of(first.gpu)
     if gpu is None:
@@ -103,8 +101,17 @@ def _source(records: list[Record]) -> str:
              f"compiler   NVRTC {binary.nvrtc}, -arch={binary.target}; options {' '.join(compile.OPTIONS)}",
              f"again      autotune source {first.problem} --gpu {gpu.name} --config '{first.config}'",
              "", "serves"]
-    for record in records:
+    mine = [record for record in records if kernel.compile_key(record.config) == kernel.compile_key(first.config)]
+    for record in mine:
         lines += [f"  {record.problem}", *(f"      {line}" for line in _served(kernel, record))]
+    others = [record for record in records if record not in mine]
+    if others:
+        lines += ["", "other winners; their sources differ in constants, `autotune source PROBLEM` prints them"]
+    for record in others:
+        changed = {name: value for name, value in record.config.items
+                   if value != first.config[name] and name in _of_kind(kernel, record.config, "compile")}
+        lines += [f"  {record.problem}", *_wrapped("      with ", _line(changed)),
+                  *(f"      {line}" for line in _served(kernel, record))]
     header = "".join(f"// {line}".rstrip() + "\n" for line in lines)
     return f"{header}\n{binary.source}"
 

@@ -1,4 +1,4 @@
-"""Writes generated/: the source of every record that ships, one file for each distinct body. Needs no GPU.
+"""Writes generated/: the source of every kind of problem in the database that ships. Needs no GPU.
 
 With --check it writes nothing and says what differs from templates/ and tuning_db/; exit code 1 if anything does.
 """

@@ -1,16 +1,73 @@
-// forward_wgmma for forward-bf16-d64-window on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// forward_wgmma for forward-bf16-d128-causal on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     num_warpgroups=1 block_heads=4 block_n=48 num_stages=2 q_stages=2 overlap=false ping_pong=false
-//            rescale_slack=-1 integer_max=false min_blocks_per_sm=4 split_keys=false smem_bytes=41216
-// resources  forward_wgmma: 64 registers, 0 bytes spilled, 256 threads, 41216 bytes of shared memory
+// config     num_warpgroups=3 block_heads=2 block_n=80 num_stages=2 q_stages=1 overlap=true ping_pong=false
+//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=131264
+// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 131264 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b1-h64x8-q1024-k1024-d64-causal-left127-sinks --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=1 block_heads=4 block_n=48 num_stages=2 q_stages=2 overlap=false ping_pong=false rescale_slack=-1 integer_max=false min_blocks_per_sm=4 split_keys=false smem_bytes=41216 longest_first=true head_group=8 persistent=true num_splits=1'
+// again      autotune source forward-bf16-b1-h32x8-q32768-k32768-d128-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=2 block_n=80 num_stages=2 q_stages=1 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=131264 longest_first=true head_group=8 persistent=true num_splits=1'
 //
 // serves
-//   forward-bf16-b1-h64x8-q1024-k1024-d64-causal-left127-sinks
+//   forward-bf16-b1-h32x8-q32768-k32768-d128-causal
 //       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       13.954 us measured (144 TFLOP/s), 1.230 x as fast as the default
-//       the best of 63, 3 within noise of it, 2026-11-30 00:34:44 UTC
+//       12530.5 us measured (702 TFLOP/s), 1.150 x as fast as the default
+//       the best of 58, 2 within noise of it, 2026-11-30 00:34:11 UTC
+//   forward-bf16-b1-h32x8-q16384-k16384-d128-causal
+//       launched with longest_first=true head_group=8 persistent=true num_splits=1
+//       3109.76 us measured (707 TFLOP/s), 1.133 x as fast as the default
+//       the best of 55, 3 within noise of it, 2026-11-30 00:34:03 UTC
+//
+// other winners; their sources differ in constants, `autotune source PROBLEM` prints them
+//   forward-bf16-b1-h16x16-q16384-k16384-d128-causal
+//       with block_heads=1 num_stages=3 integer_max=true smem_bytes=172224
+//       launched with longest_first=true head_group=8 persistent=false num_splits=1
+//       1609.73 us measured (683 TFLOP/s), 1.103 x as fast as the default
+//       the best of 57, 3 within noise of it, 2026-11-30 00:30:39 UTC
+//   forward-bf16-b1-h32x8-q2048-k32768-d128-causal
+//       with num_warpgroups=2 block_n=176 integer_max=true smem_bytes=213184
+//       launched with longest_first=true head_group=16 persistent=true num_splits=1
+//       1522.32 us measured (700 TFLOP/s), 1.129 x as fast as the default
+//       the best of 65, 0 within noise of it, 2026-11-30 00:30:35 UTC
+//   forward-bf16-b1-h32x8-q8192-k8192-d128-causal
+//       with block_heads=4 num_stages=3 smem_bytes=172224
+//       launched with longest_first=true head_group=16 persistent=true num_splits=1
+//       785.264 us measured (700 TFLOP/s), 1.169 x as fast as the default
+//       the best of 57, 3 within noise of it, 2026-11-30 00:30:27 UTC
+//   forward-bf16-b4-h16x16-q4096-k4096-d128-causal
+//       with num_warpgroups=2 block_heads=1 block_n=128 q_stages=2 integer_max=true smem_bytes=196864
+//       launched with longest_first=true head_group=16 persistent=true num_splits=1
+//       465.696 us measured (590 TFLOP/s), 1.154 x as fast as the default
+//       the best of 121, 1 within noise of it, 2026-11-30 01:14:27 UTC
+//   forward-bf16-b8-h16x16-q2048-k2048-d128-causal
+//       with num_warpgroups=2 block_heads=1 block_n=128 q_stages=2 integer_max=true smem_bytes=196864
+//       launched with longest_first=true head_group=32 persistent=true num_splits=1
+//       257.488 us measured (534 TFLOP/s), 1.256 x as fast as the default
+//       the best of 112, 1 within noise of it, 2026-11-30 01:14:19 UTC
+//   forward-bf16-b1-h32x8-q4096-k4096-d128-causal
+//       with block_heads=4 q_stages=2 integer_max=true smem_bytes=180480
+//       launched with longest_first=true head_group=16 persistent=true num_splits=1
+//       205.029 us measured (671 TFLOP/s), 1.220 x as fast as the default
+//       the best of 55, 3 within noise of it, 2026-11-30 00:33:57 UTC
+//   forward-bf16-b32-h16x16-q512-k512-d128-causal
+//       with num_warpgroups=2 block_heads=1 block_n=128 q_stages=2 overlap=false smem_bytes=196864
+//       launched with longest_first=true head_group=16 persistent=true num_splits=1
+//       92.896 us measured (371 TFLOP/s), 1.032 x as fast as the default
+//       the best of 63, 2 within noise of it, 2026-11-30 00:30:12 UTC
+//   forward-bf16-b1-h32x8-q2048-k2048-d128-causal
+//       with num_warpgroups=2 block_heads=4 block_n=96 num_stages=3 q_stages=2 integer_max=true smem_bytes=213248
+//       launched with longest_first=true head_group=4 persistent=true num_splits=1
+//       62.7392 us measured (548 TFLOP/s), 1.313 x as fast as the default
+//       the best of 63, 3 within noise of it, 2026-11-30 00:33:53 UTC
+//   forward-bf16-b1-h32x8-q1024-k1024-d128-causal
+//       with num_warpgroups=1 block_heads=4 q_stages=2 min_blocks_per_sm=2 smem_bytes=114944
+//       launched with longest_first=true head_group=8 persistent=true num_splits=1
+//       22.668 us measured (379 TFLOP/s), 1.314 x as fast as the default
+//       the best of 57, 3 within noise of it, 2026-11-30 00:33:48 UTC
+//   forward-bf16-b16-h32x8-q128-k128-d128-causal
+//       with num_warpgroups=1 block_heads=4 block_n=48 num_stages=3 q_stages=2 rescale_slack=-1 min_blocks_per_sm=2
+//            smem_bytes=106752
+//       launched with longest_first=true head_group=1 persistent=true num_splits=1
+//       17.5872 us measured (123 TFLOP/s), 1.074 x as fast as the default
+//       the best of 61, 2 within noise of it, 2026-11-30 00:30:06 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -336,35 +393,13 @@ template <int PENDING, typename... Tiles> DEVICE void wgmma_wait(Tiles&... tiles
     (pin(tiles), ...);
 }
 
-// C (64 x 48) = or += A B^T, both K-major in shared memory.
-DEVICE void wgmma_qk(float (&c)[6][4], u64 a, u64 b, bool accumulate) {
+// C (64 x 80) = or += A B^T, both K-major in shared memory.
+DEVICE void wgmma_qk(float (&c)[10][4], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, "
-        "%4, %5, %6, %7, "
-        "%8, %9, %10, %11, "
-        "%12, %13, %14, %15, "
-        "%16, %17, %18, %19, "
-        "%20, %21, %22, %23"
-        "}, %24, %25, accumulate, 1, 1, 0, 0;\n"
-        "}\n"
-        :
-          "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
-          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
-          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
-          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3])
-        : "l"(a), "l"(b), "r"(int(accumulate)));
-}
-
-// C (64 x 64) += A B with A in registers and B MN-major in shared memory.
-DEVICE void wgmma_pv(float (&c)[8][4], const u32 (&a)[4], u64 b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "setp.ne.b32 accumulate, %42, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, "
         "%4, %5, %6, %7, "
         "%8, %9, %10, %11, "
@@ -372,8 +407,11 @@ DEVICE void wgmma_pv(float (&c)[8][4], const u32 (&a)[4], u64 b) {
         "%16, %17, %18, %19, "
         "%20, %21, %22, %23, "
         "%24, %25, %26, %27, "
-        "%28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;\n"
+        "%28, %29, %30, %31, "
+        "%32, %33, %34, %35, "
+        "%36, %37, %38, %39"
+        "}, %40, %41, accumulate, 1, 1, 0, 0;\n"
+        "}\n"
         :
           "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
           "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
@@ -382,7 +420,50 @@ DEVICE void wgmma_pv(float (&c)[8][4], const u32 (&a)[4], u64 b) {
           "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
           "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
           "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
+          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
+          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
+          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3])
+        : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+// C (64 x 128) += A B with A in registers and B MN-major in shared memory.
+DEVICE void wgmma_pv(float (&c)[16][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, "
+        "%4, %5, %6, %7, "
+        "%8, %9, %10, %11, "
+        "%12, %13, %14, %15, "
+        "%16, %17, %18, %19, "
+        "%20, %21, %22, %23, "
+        "%24, %25, %26, %27, "
+        "%28, %29, %30, %31, "
+        "%32, %33, %34, %35, "
+        "%36, %37, %38, %39, "
+        "%40, %41, %42, %43, "
+        "%44, %45, %46, %47, "
+        "%48, %49, %50, %51, "
+        "%52, %53, %54, %55, "
+        "%56, %57, %58, %59, "
+        "%60, %61, %62, %63"
+        "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"
+        :
+          "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
+          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
+          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
+          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
+          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
+          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
+          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
+          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
+          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
+          "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]),
+          "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]),
+          "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
+          "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
+          "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
+          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 // The way back of ldmatrix.cuh's load_a (sm_90): a 16 x 16 tile in the layout of A to rows [row, row + 16), columns
@@ -393,21 +474,21 @@ template <typename Tile> DEVICE void store_a(const Tile& tile, int lane, int row
 }
 using Element = bf16;
 
-constexpr int HEAD_DIM = 64;
-constexpr int HEAD_DIM_V = 64;
-constexpr int NUM_WARPGROUPS = 1;
-constexpr int BLOCK_HEADS = 4;
-constexpr int BLOCK_N = 48;
+constexpr int HEAD_DIM = 128;
+constexpr int HEAD_DIM_V = 128;
+constexpr int NUM_WARPGROUPS = 3;
+constexpr int BLOCK_HEADS = 2;
+constexpr int BLOCK_N = 80;
 constexpr int NUM_STAGES = 2;
-constexpr int Q_STAGES = 2;
-constexpr bool OVERLAP = false;
+constexpr int Q_STAGES = 1;
+constexpr bool OVERLAP = true;
 constexpr bool PING_PONG = false;
-constexpr int RESCALE_SLACK = -1;
+constexpr int RESCALE_SLACK = 8;
 constexpr bool INTEGER_MAX = false;
-constexpr int MIN_BLOCKS_PER_SM = 4;
-constexpr int SMEM_BYTES = 41216;
+constexpr int MIN_BLOCKS_PER_SM = 1;
+constexpr int SMEM_BYTES = 131264;
 constexpr int LOADER_REGISTERS = 32;
-constexpr int REGISTERS = 96;
+constexpr int REGISTERS = 160;
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
 constexpr int THREADS = (1 + NUM_WARPGROUPS) * WARPGROUP_SIZE;
 constexpr int TILES_N = BLOCK_N / 8, TILES_V = HEAD_DIM_V / 8;
@@ -450,25 +531,21 @@ struct Params {
     int longest_first;
     u32* tickets;  // a counter, 0 between launches, from which blocks draw their work; null: each has its own
 };
-// A window, inclusive on both sides: row i sees key j iff i + offset - left <= j <= i + offset + right, with
-// offset = seqlen_k - seqlen_q. Lengths are at most 2^30 and bounds at most 2^30 - 2^16, which stands for
-// "unbounded", so that sums stay in 32 bits; causal is right = 0.
+// Bottom-right causal: row i sees key j iff j <= i + seqlen_k - seqlen_q.
 struct Mask {
-    int seqlen_k, offset, left, right;
+    int seqlen_k, offset;
     DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
-    DEVICE Mask(const Params& p, int queries, int keys)
-        : seqlen_k(keys), offset(keys - queries), left(p.window_left), right(p.window_right) {}
+    DEVICE Mask(const Params&, int queries, int keys) : seqlen_k(keys), offset(keys - queries) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
-    DEVICE int key_begin(int row_begin) const { return clamp(row_begin + offset - left); }
-    DEVICE int key_end(int row_end) const { return clamp(row_end + offset + right); }
+    DEVICE int key_begin(int row_begin) const { return 0; }
+    DEVICE int key_end(int row_end) const { return max_of(0, row_end + offset); }
     // Keys inside [shared_begin, shared_end) are seen by all of them.
-    DEVICE int shared_begin(int row_end) const { return clamp(row_end - 1 + offset - left); }
-    DEVICE int shared_end(int row_begin) const { return clamp(row_begin + 1 + offset + right); }
+    DEVICE int shared_begin(int row_end) const { return 0; }
+    DEVICE int shared_end(int row_begin) const { return max_of(0, row_begin + offset + 1); }
     // Row `row` sees keys [row_begin, row_end).
-    static constexpr bool HAS_ROW_BEGIN = true;
-    DEVICE int row_begin(int row) const { return row + offset - left; }
-    DEVICE int row_end(int row) const { return min_of(row + offset + right + 1, seqlen_k); }
-    DEVICE int clamp(int key) const { return min_of(max_of(key, 0), seqlen_k); }
+    static constexpr bool HAS_ROW_BEGIN = false;
+    DEVICE int row_begin(int row) const { return 0; }
+    DEVICE int row_end(int row) const { return row + offset + 1; }
 };
 // The key tiles that a block of query rows has to visit, from the last to the first. Tiles are counted from the first key
 // that some row sees, so that a window of W keys never costs a tile more than it must. Tiles that no row sees are not
@@ -1031,7 +1108,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             };
             while (tiles.contains(tiles.next(tile)) && tiles.needs_mask(tiles.next(tile))) step(Constant<bool, true>{});
             while (tiles.contains(tiles.next(tile)) && !tiles.needs_mask(tiles.next(tile))) step(Constant<bool, false>{});
-            while (tiles.contains(tiles.next(tile))) step(Constant<bool, true>{});
             wait_v(tile);
             take_turn();
             start_pv(o[0], probabilities, v_tile(v_place.stage));

@@ -4,17 +4,17 @@
 //            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=131264
 // resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 131264 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b4-h16x16-q4096-k4096-d128 --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=80 num_stages=2 q_stages=1 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=131264 longest_first=true head_group=1 persistent=true num_splits=1'
+// again      autotune source forward-bf16-b1-h16x16-q16384-k16384-d128 --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=80 num_stages=2 q_stages=1 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=131264 longest_first=true head_group=16 persistent=false num_splits=1'
 //
 // serves
-//   forward-bf16-b4-h16x16-q4096-k4096-d128
-//       launched with longest_first=true head_group=1 persistent=true num_splits=1
-//       825.584 us measured (666 TFLOP/s), 1.081 x as fast as the default
-//       the best of 57, 3 within noise of it, 2026-11-30 00:29:54 UTC
 //   forward-bf16-b1-h16x16-q16384-k16384-d128
 //       launched with longest_first=true head_group=16 persistent=false num_splits=1
 //       3180.08 us measured (691 TFLOP/s), 1.087 x as fast as the default
 //       the best of 55, 3 within noise of it, 2026-11-30 00:29:58 UTC
+//   forward-bf16-b4-h16x16-q4096-k4096-d128
+//       launched with longest_first=true head_group=1 persistent=true num_splits=1
+//       825.584 us measured (666 TFLOP/s), 1.081 x as fast as the default
+//       the best of 57, 3 within noise of it, 2026-11-30 00:29:54 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //

@@ -1,21 +1,44 @@
 // decode_mma for decode-bf16-d128 on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_n=16 num_warps=4 num_stages=4 q_in_registers=false l2_prefetch=128 min_blocks_per_sm=1
-//            dependent_launch=true smem_bytes=135168
-// resources  decode_mma: 165 registers, 0 bytes spilled, 128 threads, 135168 bytes of shared memory
+// config     block_m=16 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2
+//            dependent_launch=true smem_bytes=65536
+// resources  decode_mma: 194 registers, 0 bytes spilled, 128 threads, 65536 bytes of shared memory
 // resources  decode_combine: 87 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b1-h32x8-q1-k32768-d128 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_n=16 num_warps=4 num_stages=4 q_in_registers=false l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true smem_bytes=135168 pieces=132 last_block_merges=true prefetch_tiles=1'
+// again      autotune source decode-bf16-b128-h32x8-q1-k8192-d128 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true smem_bytes=65536 pieces=1056 last_block_merges=true prefetch_tiles=1'
 //
 // serves
-//   decode-bf16-b1-h32x8-q1-k32768-d128
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1
-//       37.824 us measured (14 TFLOP/s), 1.093 x as fast as the default
-//       the best of 30, 0 within noise of it, 2026-11-30 01:22:38 UTC
+//   decode-bf16-b128-h32x8-q1-k8192-d128
+//       launched with pieces=1056 last_block_merges=true prefetch_tiles=1
+//       971.392 us measured (18 TFLOP/s), 1.000 x as fast as the default
+//       the best of 29, 1 within noise of it, 2026-11-30 01:22:56 UTC
+//
+// other winners; their sources differ in constants, `autotune source PROBLEM` prints them
+//   decode-bf16-b64-h32x8-q1-k4096-d128
+//       with num_warps=2 dependent_launch=false smem_bytes=40960
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=0
+//       244.312 us measured (18 TFLOP/s), 1.048 x as fast as the default
+//       the best of 29, 2 within noise of it, 2026-11-30 01:22:50 UTC
+//   decode-bf16-b16-h32x32-q1-k8192-d128
+//       with num_warps=2 min_blocks_per_sm=3 dependent_launch=false smem_bytes=40960
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=0
+//       482.848 us measured (4 TFLOP/s), 1.026 x as fast as the default
+//       the best of 29, 1 within noise of it, 2026-11-30 01:22:46 UTC
 //   decode-bf16-b8-h32x8-q1-k8192-d128
+//       with num_stages=4 q_in_registers=false min_blocks_per_sm=1 smem_bytes=135168
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=1
 //       66.784 us measured (16 TFLOP/s), 1.117 x as fast as the default
 //       the best of 28, 1 within noise of it, 2026-11-30 01:22:41 UTC
+//   decode-bf16-b1-h32x8-q1-k32768-d128
+//       with num_stages=4 q_in_registers=false min_blocks_per_sm=1 smem_bytes=135168
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1
+//       37.824 us measured (14 TFLOP/s), 1.093 x as fast as the default
+//       the best of 30, 0 within noise of it, 2026-11-30 01:22:38 UTC
+//   decode-bf16-b1-h32x8-q1-k4096-d128
+//       with num_stages=3 q_in_registers=false min_blocks_per_sm=1 smem_bytes=102400
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1
+//       8.63467 us measured (8 TFLOP/s), 1.076 x as fast as the default
+//       the best of 30, 0 within noise of it, 2026-11-30 01:22:34 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -366,11 +389,11 @@ constexpr int HEAD_DIM_V = 128;
 constexpr int BLOCK_M = 16;
 constexpr int BLOCK_N = 16;
 constexpr int NUM_WARPS = 4;
-constexpr int NUM_STAGES = 4;
-constexpr bool Q_IN_REGISTERS = false;
+constexpr int NUM_STAGES = 2;
+constexpr bool Q_IN_REGISTERS = true;
 constexpr int L2_PREFETCH = 128;
-constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 135168;
+constexpr int MIN_BLOCKS_PER_SM = 2;
+constexpr int SMEM_BYTES = 65536;
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILES_M = BLOCK_M / 16, TILES_N = BLOCK_N / 8, TILES_V = round_up(HEAD_DIM_V, 16) / 8;
 constexpr int STEPS_D = ceil_div(HEAD_DIM, 16);

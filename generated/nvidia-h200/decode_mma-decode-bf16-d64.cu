@@ -1,17 +1,39 @@
-// decode_mma for decode-bf16-d128 on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// decode_mma for decode-bf16-d64 on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_n=16 num_warps=2 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=3
-//            dependent_launch=false smem_bytes=40960
-// resources  decode_mma: 192 registers, 0 bytes spilled, 64 threads, 40960 bytes of shared memory
+// config     block_m=16 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2
+//            dependent_launch=true smem_bytes=36864
+// resources  decode_mma: 122 registers, 0 bytes spilled, 128 threads, 36864 bytes of shared memory
 // resources  decode_combine: 87 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b16-h32x32-q1-k8192-d128 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_n=16 num_warps=2 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=3 dependent_launch=false smem_bytes=40960 pieces=132 last_block_merges=true prefetch_tiles=0'
+// again      autotune source decode-bf16-b128-h64x8-q1-k8192-d64 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true smem_bytes=36864 pieces=1056 last_block_merges=true prefetch_tiles=1'
 //
 // serves
-//   decode-bf16-b16-h32x32-q1-k8192-d128
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=0
-//       482.848 us measured (4 TFLOP/s), 1.026 x as fast as the default
-//       the best of 29, 1 within noise of it, 2026-11-30 01:22:46 UTC
+//   decode-bf16-b128-h64x8-q1-k8192-d64
+//       launched with pieces=1056 last_block_merges=true prefetch_tiles=1
+//       493.984 us measured (35 TFLOP/s), 1.000 x as fast as the default
+//       the best of 28, 2 within noise of it, 2026-11-30 01:23:23 UTC
+//
+// other winners; their sources differ in constants, `autotune source PROBLEM` prints them
+//   decode-bf16-b64-h64x8-q1-k4096-d64
+//       with num_warps=2 q_in_registers=false min_blocks_per_sm=4
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1
+//       125.544 us measured (34 TFLOP/s), 1.063 x as fast as the default
+//       the best of 29, 0 within noise of it, 2026-11-30 01:23:19 UTC
+//   decode-bf16-b1-h64x8-q1-k65536-d64
+//       with num_stages=8 min_blocks_per_sm=1 smem_bytes=131072
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1
+//       38.96 us measured (28 TFLOP/s), 1.067 x as fast as the default
+//       the best of 29, 0 within noise of it, 2026-11-30 01:23:12 UTC
+//   decode-bf16-b8-h64x8-q1-k8192-d64
+//       with num_stages=8 q_in_registers=false min_blocks_per_sm=1 smem_bytes=133120
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1
+//       37.488 us measured (29 TFLOP/s), 1.083 x as fast as the default
+//       the best of 29, 0 within noise of it, 2026-11-30 01:23:15 UTC
+//   decode-bf16-b1-h64x8-q1-k4096-d64
+//       with q_in_registers=false min_blocks_per_sm=4
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1
+//       7.005 us measured (10 TFLOP/s), 1.092 x as fast as the default
+//       the best of 29, 0 within noise of it, 2026-11-30 01:23:07 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -328,19 +350,45 @@ DEVICE u32 take_ticket(u32* counter, u32 last) {
                  : "=r"(before) : "l"(__cvta_generic_to_global(counter)), "r"(last) : "memory");
     return before;
 }
+// Programmatic dependent launch (sm_90): a kernel may be put in place while those before it in the stream still run.
+
+// Waits until the kernels before this one have ended and all that they wrote is visible here: nothing of global memory is
+// touched before. Every block waits before it ends, so that this kernel's end means the end of those before it too.
+DEVICE void wait_for_dependencies() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// The same, when these have been computed: ptxas would wait first, and put off until then whatever does not depend on it.
+DEVICE void wait_for_dependencies(const void* first, const void* second, int third) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u64 p, %0, %1;\nsetp.ne.xor.s32 p, %2, 0, p;\n"
+                 "@p griddepcontrol.wait;\n@!p griddepcontrol.wait;\n}" :: "l"(first), "l"(second), "r"(third) : "memory");
+}
+
+// Has L2 fetch so many bytes, which is right before wait_for_dependencies too: nothing comes to registers or to L1, and what
+// kernels before this one still write lands in L2 as well. The address and `bytes` are multiples of 16.
+DEVICE void prefetch_l2(const void* global, int bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(__cvta_generic_to_global(global)), "r"(bytes) : "memory");
+}
+// What kernels before this one may still write: a guess of what will stand there. Past L1, which would give the old value to
+// later loads too.
+DEVICE int load_guess(const int* global) {
+    int value;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(global)) : "memory");
+    return value;
+}
+
+// Says that the next kernel in the stream may be put in place; it is once all blocks have said so or ended.
+DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
 using Element = bf16;
 using KvElement = bf16;
 
-constexpr int HEAD_DIM = 128;
-constexpr int HEAD_DIM_V = 128;
+constexpr int HEAD_DIM = 64;
+constexpr int HEAD_DIM_V = 64;
 constexpr int BLOCK_M = 16;
 constexpr int BLOCK_N = 16;
-constexpr int NUM_WARPS = 2;
+constexpr int NUM_WARPS = 4;
 constexpr int NUM_STAGES = 2;
 constexpr bool Q_IN_REGISTERS = true;
 constexpr int L2_PREFETCH = 128;
-constexpr int MIN_BLOCKS_PER_SM = 3;
-constexpr int SMEM_BYTES = 40960;
+constexpr int MIN_BLOCKS_PER_SM = 2;
+constexpr int SMEM_BYTES = 36864;
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILES_M = BLOCK_M / 16, TILES_N = BLOCK_N / 8, TILES_V = round_up(HEAD_DIM_V, 16) / 8;
 constexpr int STEPS_D = ceil_div(HEAD_DIM, 16);
@@ -399,6 +447,8 @@ struct Params {
     int k_scale_stride;  // 0 or 1
     int v_scale_stride;
     float v_scale;  // of an 8-bit cache, beside v_scales
+    int prefetch_tiles;  // tiles of each warp that are prefetched, 0: none
+    int pages;  // of the cache: numbers of pages below it are taken for right
 };
 // Every query sees every key.
 struct Mask {
@@ -767,6 +817,39 @@ DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int half) {
 
 // What a finished row must be multiplied by.
 DEVICE float output_scale(const Params&, int) { return 1; }
+// Where a key stands that is prefetched: keys of a sequence stand in order.
+struct KeyPlace { i64 batch, row; };
+DEVICE KeyPlace guess_place(const Params&, int batch, int key) { return {batch, key}; }
+// While the kernel before this one ends and HBM is idle, a block has L2 fetch the keys and values that its warps load first. Lengths,
+// query_starts and numbers of pages may still be written by then, so that the piece is a guess: it lies in the cache whatever
+// stands there, and nothing but L2 gets to know of it.
+struct Guessing { DEVICE static int read(const int* place) { return load_guess(place); } };
+
+// p.prefetch_tiles tiles of each warp, one key a thread.
+DEVICE void prefetch_piece(const Params& p) {
+    if (p.prefetch_tiles == 0) return;
+    const Cut cut = cut_of_piece<Guessing>(p, block_id());
+    if (cut.batch == p.batch) return;
+    const Piece piece(p, cut, block_id() - cut.first_piece);
+    const Tiles tiles(Mask(p, cut.queries.count, cut.length), cut.queries.count);
+    const KvElement *k = p.k + piece.rows.head_kv * p.k_head_stride, *v = p.v + piece.rows.head_kv * p.v_head_stride;
+    const int tile_end = min_of(piece.tile_begin + p.prefetch_tiles * NUM_WARPS, piece.tile_end);
+    const int begin = max_of(tiles.first_key(piece.tile_begin), tiles.key_begin);
+    const int end = min_of(tiles.first_key(tile_end), tiles.key_end);
+    constexpr int AT_ONCE = 4;  // so many places are asked for before the first is needed
+#pragma unroll 1
+    for (int key = begin + thread_id(); key < end; key += AT_ONCE * THREADS) {
+        KeyPlace place[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) place[i] = guess_place(p, cut.batch, min_of(key + i * THREADS, end - 1));
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (key + i * THREADS >= end) break;
+            prefetch_l2(k + place[i].batch * p.k_batch_stride + place[i].row * p.k_row_stride, HEAD_DIM * KV_BYTES);
+            prefetch_l2(v + place[i].batch * p.v_batch_stride + place[i].row * p.v_row_stride, HEAD_DIM_V * KV_BYTES);
+        }
+    }
+}
 // What softmax asks of the rows.
 struct Work {
     const Params& p;
@@ -1105,6 +1188,8 @@ DEVICE Partial merge_warps(int row, int column) {
     return whole;
 }
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_mma(const __grid_constant__ Params p) {
+    prefetch_piece(p);
+    if (!uniform(p)) wait_for_dependencies();  // for the lengths that stand there
     const Cut cut = cut_of_piece(p, block_id());
     if (cut.batch == p.batch) return;  // the grid is made for the worst lengths
     const Piece piece(p, cut, block_id() - cut.first_piece);
@@ -1116,6 +1201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
 
     int tile = piece.tile_begin + warp_id();  // the tile at work; the warp's next one is NUM_WARPS further
     KvRows kv(p, cut.batch, piece.rows.head_kv, tiles.key_begin, tiles.key_end, tiles.first_key(tile));
+    if (uniform(p)) wait_for_dependencies(kv.k, kv.v, tiles.first_key(tile));
     const QTile q_tile{smem_base()};
     if constexpr (!Q_IN_REGISTERS) {
         load_q(q_tile, p, piece.rows);
@@ -1189,6 +1275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
     }
 
     sync_block();  // nobody reads K, V or Q any more
+    launch_dependents();  // HBM has nothing to do from here on: the next kernel prefetches. It need not fear what ran before this
     store_warp(o, rows, scale_log2, piece.rows.count);
     sync_block();
     const Workspace workspace = workspace_of(p);
@@ -1217,6 +1304,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
 // Merges the splits of each sequence, head and tile of rows, one a block, after decode_mma without tickets.
 extern "C" __global__ void __launch_bounds__(COMBINE_THREADS, 1) decode_combine(const __grid_constant__ Params p) {
     const int unsplit = unsplit_pieces(p, p.seqlen_q), batch = block_id() / unsplit, number = block_id() - batch * unsplit;
+    launch_dependents();
+    wait_for_dependencies();
     const Cut cut = cut_of_batch(p, batch);
     if (cut.splits == 1 || number >= unsplit_pieces(p, cut.queries.count)) return;  // finished, or no such rows
     merge_splits<COMBINE_THREADS>(p, Rows(p, cut, number), cut, smem_base(), COMBINE_BYTES);

@@ -1,16 +1,48 @@
 // forward_wgmma for forward-bf16-d64-causal on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     num_warpgroups=1 block_heads=1 block_n=64 num_stages=2 q_stages=2 overlap=true ping_pong=false
-//            rescale_slack=-1 integer_max=false min_blocks_per_sm=3 split_keys=false smem_bytes=49408
-// resources  forward_wgmma: 80 registers, 0 bytes spilled, 256 threads, 49408 bytes of shared memory
+// config     num_warpgroups=3 block_heads=1 block_n=128 num_stages=2 q_stages=1 overlap=true ping_pong=false
+//            rescale_slack=-1 integer_max=true min_blocks_per_sm=1 split_keys=false smem_bytes=90304
+// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 90304 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b32-h32x32-q512-k512-d64-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=1 block_heads=1 block_n=64 num_stages=2 q_stages=2 overlap=true ping_pong=false rescale_slack=-1 integer_max=false min_blocks_per_sm=3 split_keys=false smem_bytes=49408 longest_first=true head_group=8 persistent=true num_splits=1'
+// again      autotune source forward-bf16-b1-h64x8-q65536-k65536-d64-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=128 num_stages=2 q_stages=1 overlap=true ping_pong=false rescale_slack=-1 integer_max=true min_blocks_per_sm=1 split_keys=false smem_bytes=90304 longest_first=true head_group=16 persistent=false num_splits=1'
 //
 // serves
+//   forward-bf16-b1-h64x8-q65536-k65536-d64-causal
+//       launched with longest_first=true head_group=16 persistent=false num_splits=1
+//       64584.2 us measured (545 TFLOP/s), 1.028 x as fast as the default
+//       the best of 55, 2 within noise of it, 2026-11-30 00:32:37 UTC
+//   forward-bf16-b1-h64x8-q65536-k65536-d64-causal-sinks
+//       launched with longest_first=true head_group=1 persistent=false num_splits=1
+//       65303 us measured (539 TFLOP/s), 1.033 x as fast as the default
+//       the best of 55, 3 within noise of it, 2026-11-30 00:33:06 UTC
+//
+// other winners; their sources differ in constants, `autotune source PROBLEM` prints them
+//   forward-bf16-b1-h32x32-q16384-k16384-d64-causal
+//       with num_stages=3 q_stages=2 smem_bytes=147712
+//       launched with longest_first=true head_group=4 persistent=true num_splits=1
+//       2083.12 us measured (528 TFLOP/s), 1.058 x as fast as the default
+//       the best of 63, 1 within noise of it, 2026-11-30 00:32:08 UTC
+//   forward-bf16-b1-h64x8-q8192-k8192-d64-causal
+//       with q_stages=2 smem_bytes=114944
+//       launched with longest_first=true head_group=16 persistent=true num_splits=1
+//       1049.41 us measured (524 TFLOP/s), 1.085 x as fast as the default
+//       the best of 63, 3 within noise of it, 2026-11-30 00:32:02 UTC
+//   forward-bf16-b1-h64x8-q8192-k8192-d64-causal-sinks
+//       with block_heads=2 q_stages=2 smem_bytes=114944
+//       launched with longest_first=true head_group=8 persistent=true num_splits=1
+//       1043.38 us measured (527 TFLOP/s), 1.094 x as fast as the default
+//       the best of 64, 2 within noise of it, 2026-11-30 00:34:32 UTC
 //   forward-bf16-b32-h32x32-q512-k512-d64-causal
+//       with num_warpgroups=1 block_n=64 q_stages=2 integer_max=false min_blocks_per_sm=3 smem_bytes=49408
 //       launched with longest_first=true head_group=8 persistent=true num_splits=1
 //       114.568 us measured (300 TFLOP/s), 1.190 x as fast as the default
 //       the best of 50, 0 within noise of it, 2026-11-30 00:31:52 UTC
+//   forward-bf16-b1-h64x8-q1024-k1024-d64-causal-sinks
+//       with num_warpgroups=1 block_heads=8 block_n=48 num_stages=3 q_stages=2 overlap=false rescale_slack=8
+//            integer_max=false min_blocks_per_sm=4 smem_bytes=53504
+//       launched with longest_first=true head_group=8 persistent=true num_splits=1
+//       28.794 us measured (299 TFLOP/s), 1.340 x as fast as the default
+//       the best of 65, 0 within noise of it, 2026-11-30 00:34:21 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -336,13 +368,13 @@ template <int PENDING, typename... Tiles> DEVICE void wgmma_wait(Tiles&... tiles
     (pin(tiles), ...);
 }
 
-// C (64 x 64) = or += A B^T, both K-major in shared memory.
-DEVICE void wgmma_qk(float (&c)[8][4], u64 a, u64 b, bool accumulate) {
+// C (64 x 128) = or += A B^T, both K-major in shared memory.
+DEVICE void wgmma_qk(float (&c)[16][4], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "setp.ne.b32 accumulate, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, "
         "%4, %5, %6, %7, "
         "%8, %9, %10, %11, "
@@ -350,8 +382,16 @@ DEVICE void wgmma_qk(float (&c)[8][4], u64 a, u64 b, bool accumulate) {
         "%16, %17, %18, %19, "
         "%20, %21, %22, %23, "
         "%24, %25, %26, %27, "
-        "%28, %29, %30, %31"
-        "}, %32, %33, accumulate, 1, 1, 0, 0;\n"
+        "%28, %29, %30, %31, "
+        "%32, %33, %34, %35, "
+        "%36, %37, %38, %39, "
+        "%40, %41, %42, %43, "
+        "%44, %45, %46, %47, "
+        "%48, %49, %50, %51, "
+        "%52, %53, %54, %55, "
+        "%56, %57, %58, %59, "
+        "%60, %61, %62, %63"
+        "}, %64, %65, accumulate, 1, 1, 0, 0;\n"
         "}\n"
         :
           "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
@@ -361,7 +401,15 @@ DEVICE void wgmma_qk(float (&c)[8][4], u64 a, u64 b, bool accumulate) {
           "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
           "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
           "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
+          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
+          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
+          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
+          "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]),
+          "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]),
+          "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
+          "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
+          "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
+          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
         : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -399,19 +447,19 @@ using Element = bf16;
 
 constexpr int HEAD_DIM = 64;
 constexpr int HEAD_DIM_V = 64;
-constexpr int NUM_WARPGROUPS = 1;
+constexpr int NUM_WARPGROUPS = 3;
 constexpr int BLOCK_HEADS = 1;
-constexpr int BLOCK_N = 64;
+constexpr int BLOCK_N = 128;
 constexpr int NUM_STAGES = 2;
-constexpr int Q_STAGES = 2;
+constexpr int Q_STAGES = 1;
 constexpr bool OVERLAP = true;
 constexpr bool PING_PONG = false;
 constexpr int RESCALE_SLACK = -1;
-constexpr bool INTEGER_MAX = false;
-constexpr int MIN_BLOCKS_PER_SM = 3;
-constexpr int SMEM_BYTES = 49408;
+constexpr bool INTEGER_MAX = true;
+constexpr int MIN_BLOCKS_PER_SM = 1;
+constexpr int SMEM_BYTES = 90304;
 constexpr int LOADER_REGISTERS = 32;
-constexpr int REGISTERS = 128;
+constexpr int REGISTERS = 160;
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
 constexpr int THREADS = (1 + NUM_WARPGROUPS) * WARPGROUP_SIZE;
 constexpr int TILES_N = BLOCK_N / 8, TILES_V = HEAD_DIM_V / 8;
