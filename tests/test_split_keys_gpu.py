@@ -35,7 +35,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("problem", CASES, ids=names)
-@pytest.mark.parametrize("values", [dict(), dict(persistent=True, block_heads=2)], ids=str)
+@pytest.mark.parametrize("values", [dict(), dict(persistent=True, block_heads=2, block_n=48)], ids=str)
 def test_every_number_of_splits_is_right(hopper, problem, values):
     default = {**KERNEL.default(problem, hopper).values, **values, "split_keys": True}
     for num_splits in NUM_SPLITS[1:]:
