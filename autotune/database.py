@@ -20,8 +20,8 @@ from .gpu import Gpu, catalogue
 from .kernels import kernel_of
 from .records import GpuKey, Record, merge
 
-__all__ = ["DatabaseError", "File", "Quarantined", "View", "all_records", "check", "check_writable", "dump", "gpu_of", "open_view", "paths",
-           "read", "search_path", "shipped_root", "user_root", "write"]
+__all__ = ["DatabaseError", "File", "Quarantined", "View", "all_records", "check", "check_writable", "dump", "gpu_of",
+           "open_view", "paths", "read", "search_path", "shipped_root", "user_root", "write"]
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def check_writable(root: Path | None = None) -> None:
         with tempfile.TemporaryFile(dir=root):
             pass
     except OSError as error:
-        raise DatabaseError(f"the database folder {root} cannot be written ({error.strerror}); free some space, or set AUTOTUNE_DB "
-                            "to a folder that can be written") from None
+        raise DatabaseError(f"the database folder {root} cannot be written ({error.strerror}); free some space, or set "
+                            "AUTOTUNE_DB to a folder that can be written") from None
 
 
 def gpu_of(key: GpuKey) -> Gpu | None:

@@ -139,7 +139,8 @@ def from_properties(properties: Mapping) -> Gpu:
             if (gpu.arch, gpu.sms, gpu["l2_bytes"]) == (arch, properties["multiProcessorCount"], properties["l2CacheSize"])
             and abs(gpu["memory_bytes"] / properties["totalGlobalMem"] - 1) < 0.1]
     if same:
-        return Gpu(same[0].name, title, arch, same[0].sms, MappingProxyType({**same[0].limits, **measured, "memory_bytes": same[0]["memory_bytes"]}))
+        limits = {**same[0].limits, **measured, "memory_bytes": same[0]["memory_bytes"]}
+        return Gpu(same[0].name, title, arch, same[0].sms, MappingProxyType(limits))
     arch_limits = yaml.load(CATALOGUE.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))["arch"]
     known = max((a for a in arch_limits if a <= arch), default=min(arch_limits))
     measured["memory_clock_mhz"] = properties.get("memoryClockRate", 0) // 1000

@@ -52,7 +52,7 @@ class Inputs:
     layout: Layout | None = field(default=None, repr=False)
     k_scales: object = field(default=None, repr=False)
     v_scales: object = field(default=None, repr=False)
-    exempt: np.ndarray | None = field(default=None, repr=False)  # (Sq or total_q,) bool: rows that see a non-finite K, free to fail
+    exempt: np.ndarray | None = field(default=None, repr=False)  # (Sq or total_q,) bool: rows that see a non-finite K may fail
 
     @property
     def slopes_batch_stride(self) -> int:

@@ -46,7 +46,8 @@ def render(static: Static, config: Config, target: str, ptx: str = "cuda") -> st
     return _environment(ptx).get_template(kernel.template).render(
         element=ELEMENTS[static.dtype], constants=constants, fields=_fields(kernel.params(static, config)), mask=static.mask,
         softcap=static.softcap, alibi=static.alibi,
-        mask_header=f"lib/masks/{'packed/' if static.packed else ''}{static.mask}.cuh", target=target, **kernel.operands(static, config))
+        mask_header=f"lib/masks/{'packed/' if static.packed else ''}{static.mask}.cuh", target=target,
+        **kernel.operands(static, config))
 
 
 def _fields(fields: tuple[Field, ...]) -> list[dict[str, str]]:

@@ -41,7 +41,8 @@ def main() -> int:
         rows[problem] = {"verify": plain.stdout.strip().splitlines(), "exit": plain.returncode}
         clean &= plain.returncode == 0
         for name in TOOLS:
-            ran = subprocess.run([tool, "--tool", name, "--kernel-regex", "kns=forward_", *verify], capture_output=True, text=True)
+            ran = subprocess.run([tool, "--tool", name, "--kernel-regex", "kns=forward_", *verify], capture_output=True,
+                                 text=True)
             found = SUMMARY.findall(ran.stdout + ran.stderr)
             errors = sum(map(int, found)) if found else -1  # -1: the tool said nothing
             rows[problem][name] = errors
@@ -49,7 +50,8 @@ def main() -> int:
             if errors or ran.returncode:
                 print(ran.stdout[-3000:], ran.stderr[-1000:], file=sys.stderr)
     options.out.write_text(yaml.safe_dump({"summary": {"clean": clean, "problems": len(rows)}, "gpu": detect().name,
-                                           "conditions": conditions(), "command": "python benchmarks/sanitizer.py", "problems": rows},
+                                           "conditions": conditions(), "command": "python benchmarks/sanitizer.py",
+                                           "problems": rows},
                                           sort_keys=False, width=200))
     print({"clean": clean})
     return 0 if clean else 1

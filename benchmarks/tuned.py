@@ -41,7 +41,8 @@ def main() -> int:
     seconds = [row["seconds"] for row in rows.values() if row["seconds"]]
     summary = {"geomean": round(math.exp(sum(map(math.log, speedups)) / len(speedups)), 3), "worst": min(speedups),
                "problems": len(rows), "longest_search_s": max(seconds, default=None)}
-    options.out.write_text(yaml.safe_dump({"summary": summary, "gpu": GPU, "command": "python benchmarks/tuned.py", "problems": rows},
+    options.out.write_text(yaml.safe_dump({"summary": summary, "gpu": GPU, "command": "python benchmarks/tuned.py",
+                                           "problems": rows},
                                           sort_keys=False, width=200))
     print(summary)
     return 0

@@ -59,7 +59,8 @@ def attend(p, dtype_name, head_dim, head_dim_v, kv_name=None):
                     scores = cap * np.tanh(scores / cap)
                 middle, j = query + length - sq, np.arange(length)
                 if "alibi_slopes" in p:
-                    scores = scores - number(p["alibi_slopes"], batch * p["alibi_batch_stride"] + head, ctypes.c_float) * abs(middle - j)
+                    slope = number(p["alibi_slopes"], batch * p["alibi_batch_stride"] + head, ctypes.c_float)
+                    scores = scores - slope * abs(middle - j)
                 scores = np.where((j >= middle - p["window_left"]) & (j <= middle + p["window_right"]), scores, -np.inf)
                 top = max(scores.max(initial=-np.inf), sink)
                 weights = np.exp(scores - (0 if np.isinf(top) else top))

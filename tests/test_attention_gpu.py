@@ -29,7 +29,8 @@ COVER = [
     problem_of(head_dim=72, head_dim_v=200),
     *(problem_of(dtype=dtype, head_dim=d, lengths=lengths, alibi=True, softcap=softcap, **mask)
       for dtype, d, lengths, softcap, mask in (
-          ("bf16", 64, (300, 417), 0.0, MASKS[0]), ("fp16", 128, (257, 500), 0.0, MASKS[1]), ("fp32", 64, (70, 131), 0.0, MASKS[3]),
+          ("bf16", 64, (300, 417), 0.0, MASKS[0]), ("fp16", 128, (257, 500), 0.0, MASKS[1]),
+          ("fp32", 64, (70, 131), 0.0, MASKS[3]),
           ("bf16", 256, (130, 257), 30.0, MASKS[2]), ("fp16", 80, (307, 256), 20.0, MASKS[5]))),
     problem_of(sinks=True, alibi=True, heads=(16, 2), lengths=(257, 500), window_left=127, window_right=0),
 ]

@@ -119,7 +119,8 @@ def test_what_was_fastest_on_an_h200_is_legal(features, text):
     values = {name: value == "true" if value in ("true", "false") else int(value) for name, value in pairs.items()}
     launch = next(iter(WGMMA.launch_combinations({"split_keys": False})))
     for slack in (-1, 8):
-        config = WGMMA.config(static, {**values, "rescale_slack": slack, "integer_max": slack > 0, "min_blocks_per_sm": 1, **launch})
+        config = WGMMA.config(static, {**values, "rescale_slack": slack, "integer_max": slack > 0, "min_blocks_per_sm": 1,
+                                       **launch})
         assert config_from_text(config.text) == config and WGMMA.illegal(static, config, H200) is None
 
 

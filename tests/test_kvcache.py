@@ -37,7 +37,8 @@ def call(problem, inputs, q=None, **keywords):
 @pytest.mark.parametrize("text", ["decode-bf16-b4-h4x2-q1-k40-d64", "decode-fp16-b3-h6x2-q3-k50-d64x32-causal-page16",
                                   "decode-bf16-b2-h4x1-q2-k33-d64-causal-left7-sinks-page3",
                                   "decode-bf16-b5-h2x2-q4-k20-d64-page1", "decode-bf16-b3-h4x2-q1-k40-d64-page16-kve4m3",
-                                  "decode-bf16-b4-h4x2-q1-k40-d64-softcap20", "decode-fp16-b3-h4x1-q3-k40-d64-causal-alibi-page16",
+                                  "decode-bf16-b4-h4x2-q1-k40-d64-softcap20",
+                                  "decode-fp16-b3-h4x1-q3-k40-d64-causal-alibi-page16",
                                   "decode-bf16-b3-h4x2-q2-k40-d64-causal-left9-softcap20-alibi-sinks-page16-kve4m3"])
 @pytest.mark.parametrize("kind", ["random", "large", "masked_nan", "needles"])
 def test_lengths_pages_windows_and_sinks_reach_the_kernel(gpu, text, kind):

@@ -182,7 +182,8 @@ def test_what_does_not_fit_is_one_sentence(gpu, call, words):
 
 @pytest.mark.parametrize("keywords, words", [
     (dict(window=(-1, 0)), "left side is -1"), (dict(scale=float("nan")), "scale is nan"),
-    (dict(softcap=-1.0), "softcap is -1.0"), (dict(sinks=random((3,), "fp32")), r"sinks has shape \(3,\)"), (dict(alibi_slopes=random((2, 4), "fp32")), r"or \(4, 4\)"),
+    (dict(softcap=-1.0), "softcap is -1.0"), (dict(sinks=random((3,), "fp32")), r"sinks has shape \(3,\)"),
+    (dict(alibi_slopes=random((2, 4), "fp32")), r"or \(4, 4\)"),
     (dict(out=random((10, 4, 64))), r"it must have shape \(1, 11, 4, 64\)"), (dict(out=random((1, 11, 4, 64))), r"out has shape"),
 ])
 def test_keywords_that_do_not_fit(gpu, keywords, words):

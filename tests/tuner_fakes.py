@@ -82,7 +82,8 @@ def hash_of(config):
 
 
 def synthetic_us(config):
-    """A rugged time: interactions, register pressure, a few per cent of repeatable noise by config. Of real kernels noise alone."""
+    """A rugged time: interactions, register pressure, a few per cent of repeatable noise by config. Of real kernels noise
+    alone."""
     if not config.kernel.startswith("fake"):
         return 50 + hash_of(config) % 997 / 10
     m, n, w, s = (config[k] for k in ("block_m", "block_n", "warps", "stages"))

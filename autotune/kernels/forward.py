@@ -43,7 +43,8 @@ ALIBI_FIELDS = (
     Field("const float*", "alibi_slopes", "(heads_q), or (batch, heads_q)"),
     Field("long long", "alibi_batch_stride", "0: the slopes of all batch entries"),
 )
-TICKETS_FIELD = Field("u32*", "tickets", "a counter, 0 between launches, from which blocks draw their work; null: each has its own")
+TICKETS_FIELD = Field("u32*", "tickets",
+                      "a counter, 0 between launches, from which blocks draw their work; null: each has its own")
 LEAST_ALIBI_SCALE = 1e-30  # slopes are divided by the scale, and must stay floats; scores this small are 0 beside any slope
 
 LOG2E = 1.4426950408889634
@@ -94,8 +95,8 @@ class ForwardKernel(Kernel):
         """The scalar fields of Params, in order, for exact (not bucketed) sizes.
 
         They follow 6 pointers (q, k, v, out, lse, sinks; 0 for none) and 12 strides in elements (q, k, v, out by batch,
-        row, head). With ALiBi the fields of `ALIBI_FIELDS` follow them, the counter of kernels that draw, for packed sequences those of kernels/packed.py. `scale`
-        multiplies scores and must be above 0.
+        row, head). With ALiBi the fields of `ALIBI_FIELDS` follow them, then the counter of kernels that draw, and for packed
+        sequences those of kernels/packed.py. `scale` multiplies scores and must be above 0.
         """
         return self.bind(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, scale, sink_dtype)[1]
 
@@ -149,7 +150,8 @@ class ForwardKernel(Kernel):
         sets = problem.heads_kv * -(-problem.group // self.block_heads(config))
         queries = self.block_queries(config)
         if problem.packed:
-            return sum(-(-length // queries) for length, _ in problem.sequences) * sets * problem.batch // max(len(problem.sequences), 1)
+            blocks = sum(-(-length // queries) for length, _ in problem.sequences)
+            return blocks * sets * problem.batch // max(len(problem.sequences), 1)
         return -(-problem.seqlen_q // queries) * sets * problem.batch
 
     def tiles(self, problem: Problem, config: Config) -> float:

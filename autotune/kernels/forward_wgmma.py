@@ -181,7 +181,8 @@ class ForwardWgmma(ForwardKernel):
                                                           lengths[0]) for lengths in problem.sequences or ((0, 0),))))
         few_keys = pairs < 1024 * rows
         values = dict(num_warpgroups=2, block_heads=1, block_n=128 if head_dim <= 128 else 96 if head_dim <= 192 else 64,
-                      num_stages=2, q_stages=1, overlap=not few_keys, ping_pong=False, rescale_slack=-1, integer_max=False, min_blocks_per_sm=1,
+                      num_stages=2, q_stages=1, overlap=not few_keys, ping_pong=False, rescale_slack=-1,
+                      integer_max=False, min_blocks_per_sm=1,
                       longest_first=True, head_group=4, persistent=few_keys)
         if few_keys:
             values.update(q_stages=2 if head_dim <= 128 else 1)

@@ -12,7 +12,8 @@ def shared_memory_exceeded(smem_bytes: int, gpu: Gpu, blocks_per_sm: int = 1) ->
     if smem_bytes > gpu["smem_per_block_bytes"]:
         return f"it requests {smem_bytes} bytes of shared memory; a block of {gpu.name} can have {gpu['smem_per_block_bytes']}"
     if blocks_per_sm * (smem_bytes + gpu["smem_reserved_bytes"]) > gpu["smem_per_sm_bytes"]:
-        return f"{blocks_per_sm} blocks of {smem_bytes} bytes exceed the {gpu['smem_per_sm_bytes']} bytes of shared memory of an SM"
+        return (f"{blocks_per_sm} blocks of {smem_bytes} bytes exceed the {gpu['smem_per_sm_bytes']} bytes of shared memory "
+                "of an SM")
     return None
 
 

@@ -35,6 +35,7 @@ def shrunk(problem: Problem, config: Config) -> Problem:
     for side in ("window_left", "window_right"):
         width = getattr(problem, side)
         window[side] = width if not width else min(width, keys + keys // 2)
-    return replace(problem, batch=min(problem.batch, 3 if decode or problem.packed else 1), heads_kv=heads_kv, heads_q=heads_kv * group,
+    return replace(problem, batch=min(problem.batch, 3 if decode or problem.packed else 1), heads_kv=heads_kv,
+                   heads_q=heads_kv * group,
                    seqlen_q=problem.seqlen_q if decode else min(problem.seqlen_q, rows + rows // 2 + 5),
                    seqlen_k=min(problem.seqlen_k, (12 if decode else 3) * keys + keys // 2 + 3), **window)

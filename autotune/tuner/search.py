@@ -198,8 +198,8 @@ class Search:
 
 
 def distance(kernel: Kernel, one: Config, other: Config) -> float:
-    """Single-step changes of compile parameters between a config of `kernel` and another: a numeric one counts its steps, others 0
-    or 1. Infinite if that is of another kernel."""
+    """Single-step changes of compile parameters between a config of `kernel` and another: a numeric one counts its steps,
+    others 0 or 1. Infinite if that is of another kernel."""
     if one.kernel != other.kernel:
         return float("inf")
     parameters = [p for p in kernel.parameters if p.kind == "compile" and not p.derived]

@@ -22,8 +22,8 @@ HOPELESS = 4.0  # a kernel whose best estimate is this many times the best kerne
 
 def seeds(kernel: Kernel, problem: Problem, gpu: Gpu, space: Sequence[Config], records: Sequence[Record],
           count: int = PREDICTED) -> list[Config]:
-    """Configs to try first, in order: winners of `records`, the default (always), and `count` predicted ones. Those that are not in
-    `space` are for the search to drop."""
+    """Configs to try first, in order: winners of `records`, the default (always), and `count` predicted ones. Those that are
+    not in `space` are for the search to drop."""
     default = kernel.default(problem, gpu)
     near = sorted((r for r in records if r.problem.static == problem.static and r.config.kernel == kernel.name),
                   key=lambda r: (distance(r.problem, problem, gpu.sms), r.problem.text))
