@@ -11,6 +11,8 @@ import importlib
 import os
 import sys
 import textwrap
+import warnings
+from pathlib import Path
 from typing import NoReturn, Sequence
 
 from . import __version__
@@ -36,6 +38,13 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """argparse, but an error is one sentence and the command that explains the allowed arguments."""
 
+    def parse_known_args(self, args=None, namespace=None):
+        """Refuses what is left over, so that the innermost command speaks and names its own help."""
+        namespace, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return namespace, rest
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
 
@@ -60,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # the shell has closed it (>&-), and whatever file is opened next would take its place
         print(f"{name}: standard output is closed; redirect it to /dev/null if it is not wanted", file=sys.stderr)
         return 2
+    plain, warnings.formatwarning = warnings.formatwarning, _warning_line
     try:
         try:
             args = parser().parse_args(arguments)
@@ -83,6 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             raise
         return 2
+    finally:
+        warnings.formatwarning = plain
 
 
 def _stdout_works() -> bool:
@@ -103,6 +115,13 @@ def _drop_stdout() -> None:
 def is_user_error(error: Exception) -> bool:
     """Whether `error` is one whose message is meant for the user. By name, so that no module is loaded to ask."""
     return any(cls.__module__.startswith(f"{__package__}.") and cls.__name__ in USER_ERRORS for cls in type(error).__mro__)
+
+
+def _warning_line(message, category, filename, lineno, line=None) -> str:
+    """A warning as a sentence. Where in the code it was raised is for people who write code, so other packages keep it."""
+    if Path(filename).is_relative_to(Path(__file__).parent):
+        return f"autotune: {' '.join(str(message).split())}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def _one_line(error: Exception) -> str:

@@ -144,16 +144,17 @@ def _database() -> Iterator[Finding]:
         files = [database.read(path) for path in database.paths(root)]
         broken = [file.error for file in files if file.error] + \
             [f"{file.path}: {bad.problem}: {bad.reason}" for file in files for bad in file.quarantined]
-        count = sum(len(file.records) for file in files)
-        yield from (Finding(FAIL, whose, reason) for reason in broken)
-        yield Finding(OK, whose, f"{count} records in {root}")
-    yield _writable("your database", database.user_root(), "AUTOTUNE_DB")
+        if broken:
+            yield Finding(FAIL, whose, f"{len(broken)} part(s) cannot be used; `autotune db check` says which and why. The "
+                          f"first: {broken[0]}")
+        yield Finding(OK, whose, f"{sum(len(file.records) for file in files)} records in {root}")
+    yield _writable("database folder", database.user_root(), "AUTOTUNE_DB")
 
 
 def _cache() -> Iterator[Finding]:
     from .compile import cache_dir
 
-    yield _writable("cache", cache_dir(), "AUTOTUNE_CACHE")
+    yield _writable("cache folder", cache_dir(), "AUTOTUNE_CACHE")
 
 
 def _writable(subject: str, folder: Path, variable: str) -> Finding:

@@ -152,6 +152,8 @@ def test_no_gpu_where_one_is_needed(capsys, homes, no_gpu, command):
     (("db", "show", "forward-bf16-b3-h7x7-q77-k77-d72"), "no record of"),
     (("db", "list", "--gpu", "h200"), "no record is of a GPU called 'h200', and none is known; known are nvidia-a10"),
     (("db", "list", "--gpu", ""), "called ''"),
+    (("db", "show", LLAMA, "--gpu", "x"), "autotune db show: unrecognized arguments: --gpu x; see `autotune db show --help`"),
+    (("gpus", "all"), "see `autotune gpus --help`"),
     (("db", "check", "docs"), "docs holds no database file"),
     (("verify", LLAMA, "--simulate", "--gpu", "nvidia-h200", "--config", ""), "config '': kernel is ''"),
 ])
@@ -238,6 +240,8 @@ def test_a_cache_folder_that_cannot_be_written(capsys, homes, monkeypatch, tmp_p
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("AUTOTUNE_CACHE", str(tmp_path / "file" / "cache"))
     refuses(capsys, homes, "source", SMALL, "--gpu", "nvidia-h200", "--resources", saying="set AUTOTUNE_CACHE to a folder")
+    assert run("verify", SMALL, "--simulate", "--gpu", "nvidia-h200") == 2
+    assert "set AUTOTUNE_CACHE to a folder" in capsys.readouterr().err
 
 
 def test_a_full_disk(capsys, homes, monkeypatch):
@@ -282,10 +286,30 @@ def test_tune_without_a_gpu_says_so_predicts_and_shows_what_to_try_next(capsys, 
     assert (homes[0] / "nvidia-h200" / "forward.yaml").exists()
     lookup = next(line for line in captured.out.splitlines() if "autotune lookup" in line)
     assert run(*lookup.partition("autotune ")[2].split()) == 0
-    assert "match    exact, predicted" in capsys.readouterr().out
+    assert "match    exact, predicted" in capsys.readouterr().out and "A lookup takes what was measured" not in captured.out
     assert run("db", "list") == 0 and SMALL in capsys.readouterr().out
     assert run("db", "show", SMALL) == 0 and "evidence: predicted" in capsys.readouterr().out
     assert run("db", "check") == 0 and "all legal and current" in capsys.readouterr().out
+
+
+def test_tune_says_that_a_prediction_hides_no_measurement(capsys, homes, no_gpu, monkeypatch):
+    from autotune import tuner
+    from test_docs import record_defaults
+
+    monkeypatch.setattr(tuner, "tune", record_defaults)
+    assert run("tune", "--problem", LLAMA, "--problem", SMALL) == 0
+    assert "so for 1 of these it goes on taking measured records" in capsys.readouterr().out
+
+
+def test_a_warning_is_a_sentence(homes, capsys):
+    import warnings
+
+    from autotune.commands import gpus
+
+    assert cli._warning_line("x\ny", UserWarning, gpus.__file__, 7) == "autotune: x y\n"
+    assert cli._warning_line("x", UserWarning, os.__file__, 7) == f"{os.__file__}:7: UserWarning: x\n"
+    plain = warnings.formatwarning
+    assert run("gpus") == 0 and warnings.formatwarning is plain
 
 
 def test_source_forms(capsys, homes):
@@ -398,6 +422,12 @@ def test_doctor_names_what_must_be_mended(capsys, homes, monkeypatch, tmp_path):
     monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / "file" / "db"))
     assert run("doctor") == 1
     assert "set AUTOTUNE_DB to a folder that can" in capsys.readouterr().out
+
+
+def test_doctor_says_once_that_a_database_cannot_be_used(capsys, homes, broken):
+    assert run("doctor") == 1
+    line, = (line for line in capsys.readouterr().out.splitlines() if "FAIL" in line)
+    assert "1 part(s) cannot be used; `autotune db check` says which and why" in line and broken[1] in line
 
 
 def test_the_shipped_database_is_usable(capsys, homes):

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
         gpus[here.name] = here
         note = f"* at hand: {here.title}"
     except GpuError as error:
-        here, note = None, f"none at hand: {error}"
+        here, note = None, "none at hand: " + str(error).removeprefix("no GPU can be used: ")
     header = ("name", "arch", "SMs", "L2 MB", "memory GB", "GB/s", "MHz", "mma TFLOP/s", "shared KB/block")
     print(table(header, [_row(gpu, mark="*" if gpu is here else "") for gpu in gpus.values()]))
     print(note)

@@ -41,6 +41,9 @@ def run(args: argparse.Namespace) -> int:
     root = database.user_root() if args.db == "user" else checkout_root()
     records = tuner.tune(problems, gpu=gpu, effort=args.effort, root=root)
     print(report(records))
+    if count := passed_over(records, gpu):
+        print(f"\nA lookup takes what was measured before what was predicted, so for {count} of these it goes on taking measured "
+              "records, of the same problem or one near it")
     print(next_steps(records[0].problem if records else problems[0], gpu, at_hand, args.db))
     return 0 if len(records) == len(problems) else 1
 
@@ -61,6 +64,13 @@ def report(records) -> str:
     rows = [(r.problem, microseconds(r.time_us), tflops(r.problem, r.time_us), _gain(r), r.evidence, r.config.kernel)
             for r in records]
     return table(("problem", "us", "TFLOP/s", "over default", "evidence", "kernel"), rows)
+
+
+def passed_over(records, gpu: Gpu) -> int:
+    """How many of `records` are predictions that no lookup takes, because something measured can serve their problem."""
+    from ..lookup import lookup
+
+    return sum(record.evidence == "predicted" and lookup(record.problem, gpu).evidence != "predicted" for record in records)
 
 
 def next_steps(problem, gpu: Gpu, at_hand: bool, db: str) -> str:
