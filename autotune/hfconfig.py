@@ -32,6 +32,10 @@ SINK_FLAGS = ("attention_sink", "add_full_attention_sink_bias", "add_swa_attenti
 KINDS = {"full_attention": "causal", "attention": "causal", "global": "causal", "sliding_attention": "sliding",
          "local": "sliding"}
 
+# What configs leave out, because it is the default of the model's class. Gemma 3 4B says little more than its layers.
+LEFT_OUT = {"gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
+                            "max_position_embeddings": 131072}}
+
 
 def read_config(path: Path) -> Model:
     """The attention of the model whose config.json is at `path`, or in the folder `path`. Raises `ModelError`."""
@@ -68,8 +72,14 @@ def _language_part(config: Mapping) -> Mapping:
     """The part about text, in models that also see or hear."""
     for name in ("text_config", "language_config", "llm_config"):
         if isinstance(config.get(name), dict):
-            return {**{key: config[key] for key in ("torch_dtype", "dtype") if key in config}, **config[name]}
-    return config
+            return _with_defaults({**{key: config[key] for key in ("torch_dtype", "dtype") if key in config}, **config[name]})
+    return _with_defaults(config)
+
+
+def _with_defaults(config: Mapping) -> Mapping:
+    """`config` and what is left out of it."""
+    model = config.get("model_type")
+    return {**LEFT_OUT.get(model, {}), **config} if isinstance(model, str) else config
 
 
 class _Facts:
@@ -90,8 +100,8 @@ class _Facts:
                     raise ModelError(f"{self.path}: {name} is {value!r}; it must be an int of at least 1")
                 return value
         if default is None:
-            raise ModelError(f"{self.path} does not look like the config.json of a model with attention: it has none of "
-                             f"{', '.join(names)}")
+            raise ModelError(f"{self.path} has none of {', '.join(names)}, as a config.json of a model with attention has; any "
+                             "shape can be tuned with --problem TEXT")
         return default
 
     def flag(self, name: str) -> bool:

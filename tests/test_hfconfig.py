@@ -54,6 +54,14 @@ def test_a_public_config_gives_what_the_catalogue_says(tmp_path, name):
     assert seen and all(p == shared[p.seqlen_q, p.mask] for p in seen) and not model.left_out
 
 
+def test_what_a_config_leaves_to_the_class_of_its_model(tmp_path):  # as that of Gemma 3 4B does
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
+    model = read_config(write(tmp_path, {"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text}))
+    assert {kind.name: (kind.layers, kind.left) for kind in model.attention} == {"sliding": (29, 1023), "causal": (5, None)}
+    assert {(p.dtype, p.heads_q, p.heads_kv, p.head_dim) for p in model.problems} == {("bf16", 8, 4, 256)}
+    assert max(p.seqlen_q for p in model.problems) == 32768
+
+
 def test_a_folder_stands_for_the_config_in_it_and_prompts_end_where_the_model_does(tmp_path):
     write(tmp_path, {**LLAMA, "max_position_embeddings": 2048})
     assert [p.seqlen_q for p in read_config(tmp_path).problems] == [1024]
@@ -90,7 +98,7 @@ def test_kinds_by_rule_and_layers_of_another_kind(tmp_path):
     ("{", "is not JSON"),
     ("[1]", "holds a list; a config.json is an object"),
     ("[" * 100_000, "is not JSON"),
-    ({}, "does not look like the config.json of a model with attention"),
+    ({}, "has none of num_attention_heads, .*; any shape can be tuned with --problem TEXT"),
     ({**LLAMA, "num_attention_heads": "32"}, "num_attention_heads is '32'; it must be an int of at least 1"),
     ({**LLAMA, "num_attention_heads": True}, "num_attention_heads is True"),
     ({**LLAMA, "num_attention_heads": 0}, "num_attention_heads is 0"),
