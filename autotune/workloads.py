@@ -14,10 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Mapping
 
-from .problem import Problem, ProblemError
+from .problem import EXAMPLE, Problem, ProblemError
 
 MAX_BYTES = 1 << 20
 _FIELDS = {"title", "summary", "groups"}
+_SHAPE = f"lists of problems by name, such as `groups: {{mine: [{EXAMPLE}]}}`"
 
 
 class WorkloadError(ValueError):
@@ -47,11 +48,13 @@ def read_workload(path: Path) -> Workload:
             raise WorkloadError(f"{path} is larger than {MAX_BYTES >> 20} MB; a workload is a short list of problems")
         data = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except OSError as error:
-        raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
+        raise WorkloadError(f"{path} cannot be read: {error.strerror}; name a YAML file with {_SHAPE}") from None
+    except yaml.MarkedYAMLError as error:
+        raise WorkloadError(f"{path} is not YAML: line {error.problem_mark.line + 1}: {error.problem}") from None
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise WorkloadError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, Mapping) or not {"groups"} <= data.keys() <= _FIELDS:
-        raise WorkloadError(f"{path} must be a mapping with groups (name: list of problems), and perhaps title and summary")
+        raise WorkloadError(f"{path} must be a mapping with groups, and perhaps title and summary: {_SHAPE}")
     groups = _groups(path, data["groups"])
     summary = {name: _members(path, name, chosen, groups) for name, chosen in _mapping(path, data, "summary").items()}
     return Workload(str(data.get("title", path.stem)), MappingProxyType(groups), MappingProxyType(summary))

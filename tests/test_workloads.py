@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.problem import Problem
+from autotune.problem import EXAMPLE, Problem
 from autotune.workloads import WorkloadError, read_workload
 
 ROOT = Path(__file__).parents[1]
@@ -50,9 +50,11 @@ def test_the_decode_workload_pairs_pages_and_8_bit_caches_with_the_same_keys():
 
 @pytest.mark.parametrize("text, words", [
     (b"\xff\xfe", "is not YAML"),
-    ("groups: [", "is not YAML"),
+    ("groups: [", "is not YAML: line "),
     ("[" * 5000, "is not YAML"),
-    ("[1, 2]", "must be a mapping with groups"),
+    ("groups: !!python/object/apply:os.system [true]", "is not YAML: line 1: could not determine a constructor"),
+    ("", "must be a mapping with groups"),
+    ("[1, 2]", f"must be a mapping with groups, .* such as `groups: {{mine: \\[{EXAMPLE}\\]}}`"),
     (f"problems: [{ONE}]", "must be a mapping with groups"),
     (f"groups: [{ONE}]", "groups is .* must be a mapping of names"),
     ("groups: {}", "groups is"),
