@@ -167,6 +167,15 @@ def test_the_record_in_the_page_about_the_database_is_one(tmp_path):
     assert not database.check([path], compiled=False) and len(database.read(path).records) == 1
 
 
+def test_the_workload_in_the_page_about_tuning_is_one(tmp_path):
+    from autotune.workloads import read_workload
+
+    block, = blocks(ROOT / "docs" / "new-gpu.md", "yaml")
+    (tmp_path / "workload.yaml").write_text(block)
+    workload = read_workload(tmp_path / "workload.yaml")
+    assert len(workload.problems) == 3 and workload.summary["all"] == workload.problems
+
+
 # Words
 
 
