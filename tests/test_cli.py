@@ -301,12 +301,18 @@ def test_tune_says_that_a_prediction_hides_no_measurement(capsys, homes, no_gpu,
     assert "so for 1 of these it goes on taking measured records" in capsys.readouterr().out
 
 
+def test_the_commands_to_try_next_can_be_pasted(homes, monkeypatch, tmp_path):
+    from autotune.commands.tune import next_steps
+    from autotune.gpu import by_name
+
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "my checkout" / "autotune")])
+    assert f"  '{tmp_path}/my checkout/autotune' lookup {SMALL}\n" in next_steps(SMALL, by_name("nvidia-h200"), True, "user")
+
+
 def test_a_warning_is_a_sentence(homes, capsys):
     import warnings
 
-    from autotune.commands import gpus
-
-    assert cli._warning_line("x\ny", UserWarning, gpus.__file__, 7) == "autotune: x y\n"
+    assert cli._warning_line("x\ny", UserWarning, cli.__file__, 7) == "autotune: x y\n"
     assert cli._warning_line("x", UserWarning, os.__file__, 7) == f"{os.__file__}:7: UserWarning: x\n"
     plain = warnings.formatwarning
     assert run("gpus") == 0 and warnings.formatwarning is plain

@@ -7,6 +7,7 @@ predicted. Ctrl-C keeps what was measured; the same command goes on from there.
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -89,7 +90,7 @@ def _program() -> str:
         return "python -m autotune"
     if shutil.which("autotune") == str(path):
         return "autotune"
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def _gain(record) -> str:
