@@ -220,7 +220,10 @@ def _read(folder: Path, source: str, target: str) -> Binary | None:
 
 
 def _first_error(log: str) -> str:
-    return next((line.strip() for line in log.splitlines() if "error" in line), log.strip()[:200] or "no log")
+    """The line that says most: ptxas numbers its reasons ("(C7602)") and ends with "aborted due to errors", which says nothing."""
+    lines = [line.strip() for line in log.splitlines()]
+    telling = [line for line in lines if "error" in line and "aborted due to" not in line or "(C7" in line]
+    return next(iter(telling), log.strip()[:200] or "no log")
 
 
 def _parse_advisories(log: str) -> tuple[str, ...]:

@@ -105,9 +105,15 @@ _DOUBT = {"measured": "", "predicted": ", never measured", "stale": ", with an o
 
 def _known(record: Record) -> str:
     if record.evidence == "predicted":
-        return f"estimated at {record.time_us:.4g} us, the best of {record.trials} compiled, for"
+        return f"estimated at {_us(record.time_us)} us, the best of {record.trials} compiled, for"
     gain = f", {record.speedup:.2f} x as fast as the default" if record.speedup else ""
-    return f"the fastest of {record.trials} measured ({record.time_us:.4g} us{gain}) for"
+    equals = f", {len(record.ties)} within noise of it" if record.ties else ""
+    return f"the winner of {record.trials} measured ({_us(record.time_us)} us{gain}{equals}) for"
+
+
+def _us(time_us: float) -> str:
+    """4 digits, as people write them."""
+    return f"{time_us:.4g}" if time_us < 1000 else f"{time_us:.0f}"
 
 
 # The warm path
