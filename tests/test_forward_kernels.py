@@ -202,3 +202,12 @@ def test_a_large_softcap_changes_little(kernel):
     problem = Problem.parse("forward-bf16-b1-h2x1-q70-k90-d32-causal-softcap1000000")
     verdict = simulator.verify(problem, KERNELS[kernel].default(problem, by_name("nvidia-h200")), seeds=(0,), kinds=("large",))
     assert verdict.ok, verdict.message
+
+
+def test_the_accumulators_of_one_multiply_fit_what_a_thread_begins_with():
+    """ptxas: "(C7602) Insufficient registers (128) to compile instruction ... register target of 158"."""
+    static = Problem.parse("forward-bf16-b1-h8x4-q4096-k4096-d256-causal").static
+    values = {**WGMMA.default(Problem.parse("forward-bf16-b1-h8x4-q4096-k4096-d256-causal"), H200).values, "num_warpgroups": 1,
+              "block_n": 32, "ping_pong": False}
+    assert WGMMA.illegal(static, WGMMA.config(static, {**values, "min_blocks_per_sm": 1}), H200) is None
+    assert "158" in WGMMA.illegal(static, WGMMA.config(static, {**values, "min_blocks_per_sm": 2}), H200)

@@ -68,7 +68,11 @@ def dense_splits(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None
 
 def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
     """Scores, output, and probabilities of the last tile are live at once: N / 2 + Dv / 2 + N / 4. Addresses and statistics
-    take about 24 more, and 12 for each panel of a head beyond the second. Of what this lets pass, 5 % spill."""
+    take about 24 more, and 12 for each panel of a head beyond the second. Of what this lets pass, 5 % spill. ptxas also wants the
+    accumulators of one multiply and 30 registers within what a thread begins with (C7602: 158 where 128 accumulate)."""
+    entry = entry_registers(v, gpu["registers_per_sm"])
+    if exceeded := registers_exceeded(max(v["block_n"], static.head_dim_v) // 2 + 30, entry):
+        return exceeded
     panels = math.ceil(max(static.head_dim, static.head_dim_v) / PANEL)
     need = v["block_n"] // 2 + static.head_dim_v // 2 + v["block_n"] // 4 + 24 + 12 * max(0, panels - 2)
     return registers_exceeded(need, multiplier_registers(static, v, gpu["registers_per_sm"]))
