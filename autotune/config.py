@@ -25,7 +25,8 @@ class Parameter:
     `compile` parameters become constexprs; `launch` parameters are run-time values, so changing one costs no compile.
     A `derived` parameter is not searched: the kernel computes it, and a rule demands that value (smem_bytes). One that
     came later says what configs without it mean: `absent`. A launch parameter may need a compile parameter that is a bool:
-    without that it has its first value, with it one of the others, or any if it is `optional`.
+    without that it has its first value, with it one of the others, or any if it is `optional`. With one that it is `barred` by
+    it has its first value.
     """
 
     name: str
@@ -36,13 +37,16 @@ class Parameter:
     absent: Value | None = None
     needs: str = ""
     optional: bool = False
+    barred: str = ""
 
     def __post_init__(self):
         assert self.kind in ("compile", "launch"), self.kind
-        assert not self.needs or self.kind == "launch", self.name
+        assert not (self.needs or self.barred) or self.kind == "launch", self.name
 
     def values_beside(self, compiled: Mapping[str, Value]) -> tuple[Value, ...]:
         """The values that may go with these compile parameters."""
+        if self.barred and compiled[self.barred]:
+            return self.values[:1]
         if not self.needs:
             return self.values
         if not compiled[self.needs]:

@@ -63,7 +63,7 @@ class DecodePlan:
         self.sized = self.kernel.bind(problem, config)
         self._head_dim_v = problem.head_dim_v
         self._packer = struct.Struct(params_format(self.kernel.params(problem.static, config)))
-        self._main, self._combine = _bound(loaded, self.kernel.plan(problem, config))
+        self._main, self._combine = _bound(loaded, self.kernel.plan(problem, config), self.kernel.most_cluster(config))
 
     def run(self, launches: Launches, library, like, device: int, stream: int, capturing: Callable[[int], bool],
             pointers: tuple, strides: tuple, slopes: tuple = ()) -> None:
@@ -79,16 +79,16 @@ class DecodePlan:
             if launches.tickets:
                 counters, keep = tickets.take(library, like, device, stream, launches.tickets, capturing(stream))
         fields = (*pointers, partial_o, partial_statistics, counters, *strides, *launches.scalars, *slopes)
-        self._main(launches.grid, stream, self._packer, fields)
+        self._main[launches.cluster](launches.grid, stream, self._packer, fields)
         if launches.combine:
             self._combine(launches.combine, stream, self._packer, fields)
         self.calls += 1
 
 
-def _bound(loaded: launch.Loaded, steps: Sequence[Step]):
-    """(launch of the main step, launch of the step that merges splits or None)"""
-    launches = [loaded.bound(step).launch for step in steps]
-    return launches[0], launches[1] if len(launches) > 1 else None
+def _bound(loaded: launch.Loaded, steps: Sequence[Step], most_cluster: int):
+    """(launches of the main step by the size of a cluster, launch of the step that merges splits or None)"""
+    main = {size: loaded.bound(steps[0]._replace(cluster=size)).launch for size in range(1, most_cluster + 1)}
+    return main, loaded.bound(steps[1]).launch if len(steps) > 1 else None
 
 
 def runner(problem: Problem, config, binary, device: int) -> Callable:
@@ -100,7 +100,7 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
     import cupy
 
     kernel = kernel_of(config)
-    main, combine = _bound(launch.load(binary, device), kernel.plan(problem, config))
+    main, combine = _bound(launch.load(binary, device), kernel.plan(problem, config), kernel.most_cluster(config))
     packer = struct.Struct(params_format(kernel.params(problem.static, config)))
     spaces: dict[tuple[bool, int], tuple] = {}
 
@@ -132,7 +132,7 @@ def runner(problem: Problem, config, binary, device: int) -> Callable:
         fields = params(launches, {name: array.data.ptr for name, array in pointers.items() if array is not None},
                         strides_of(layout, tensors), 0 if layout.table is None else layout.table.strides[0] // 4, slopes)
         stream = cupy.cuda.get_current_stream().ptr
-        main(launches.grid, stream, packer, fields)
+        main[launches.cluster](launches.grid, stream, packer, fields)
         if launches.combine:
             combine(launches.combine, stream, packer, fields)
         if lse is not None and bool(counters.any()):

@@ -21,6 +21,8 @@ from .kernels.base import Step
 
 PARAMS_LIMIT_BYTES = 4096  # of a kernel's parameters, on every arch and driver
 DEFAULT_SMEM_BYTES = 48 * 1024  # what a kernel may use without asking
+DEFAULT_CLUSTER = 8  # blocks that a cluster may have without asking
+NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # a CUfunction_attribute, which CuPy does not name
 
 _lock = threading.RLock()
 _loaded: dict[tuple[str, int], Loaded] = {}
@@ -96,6 +98,7 @@ class Loaded:
         self._modules: list[int] = []
         self._handles: dict[tuple[str, int], int] = {}
         self._largest: dict[int, int] = {}  # function handle -> dynamic shared memory it may ask for
+        self._large_clusters: set[int] = set()  # function handles that may be launched in more than DEFAULT_CLUSTER blocks
         self._bound: dict[tuple, Bound] = {}
         self.context = self._in_context(self._driver.ctxGetCurrent)
 
@@ -116,11 +119,12 @@ class Loaded:
             self._bound.clear()
             self._handles.clear()
             self._largest.clear()
+            self._large_clusters.clear()
             modules, self._modules = self._modules, []
             if modules:
                 self._in_context(lambda: [self._driver.moduleUnload(module) for module in modules])
 
-    def _bind(self, entry: str, block: int, smem_bytes: int, carveout: int, early: bool) -> Bound:
+    def _bind(self, entry: str, block: int, smem_bytes: int, carveout: int, early: bool, cluster: int) -> Bound:
         driver = self._driver
         handle = self._handles.get((entry, carveout))
         if handle is None:
@@ -136,7 +140,10 @@ class Loaded:
         if smem_bytes > self._largest.get(handle, DEFAULT_SMEM_BYTES):
             driver.funcSetAttribute(handle, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem_bytes)
             self._largest[handle] = smem_bytes
-        launch = dependent.launcher(driver) if early else driver.launchKernel
+        if cluster > DEFAULT_CLUSTER and handle not in self._large_clusters:
+            driver.funcSetAttribute(handle, NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+            self._large_clusters.add(handle)
+        launch = dependent.launcher(driver, early, cluster) if early or cluster > 1 else driver.launchKernel
         return Bound(entry, block, smem_bytes, handle, self.context, driver, launch)
 
     def _in_context(self, action):
@@ -180,8 +187,8 @@ def current_device() -> int:
         raise LaunchError(f"there is no current CUDA device: {error}", getattr(error, "status", 0)) from error
 
 
-def _bound_key(step: Step) -> tuple[str, int, int, int, bool]:
-    return step.entry, step.block, step.smem_bytes, step.carveout, step.dependent
+def _bound_key(step: Step) -> tuple[str, int, int, int, bool, int]:
+    return step.entry, step.block, step.smem_bytes, step.carveout, step.dependent, step.cluster
 
 
 def _cupy():

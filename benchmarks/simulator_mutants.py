@@ -75,6 +75,8 @@ CASES: dict[str, tuple[tuple[str, dict], ...]] = {
          dict(block_m=32, block_n=32, num_warps=4, num_stages=3, q_in_registers=False, pieces=96, last_block_merges=False)),
         ("decode-bf16-b1-h16x1-q1-k640-d16-causal",  # splits whose statistics reach over the ticket's place
          dict(block_m=16, block_n=16, num_warps=1, num_stages=2, q_in_registers=False, pieces=512, last_block_merges=True)),
+        ("decode-bf16-b2-h8x2-q2-k200-d40-causal",
+         dict(block_m=16, block_n=16, num_warps=2, num_stages=2, q_in_registers=True, pieces=64, cluster_merges=True)),
     ),
 }
 
@@ -93,7 +95,7 @@ CALLS = ("sync_block", "sync_warp", "copy_async_commit", "copy_async_wait", "clo
          "named_barrier_sync", "named_barrier_arrive",
          "mbarrier_init", "mbarrier_init_fence", "mbarrier_arrive", "mbarrier_arrive_expect", "mbarrier_wait",
          "fence_async_proxy", "wgmma_fence", "wgmma_commit", "wgmma_wait", "tma_store_commit", "tma_store_wait_read",
-         "fence_device", "wait_for_dependencies")
+         "fence_device", "wait_for_dependencies", "sync_cluster")
 
 
 @dataclass(frozen=True)

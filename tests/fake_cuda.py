@@ -1,6 +1,7 @@
 """CuPy's CUDA bindings, faked: loads anything, and at a launch copies the parameters as the driver does."""
 
 import ctypes
+import struct
 import threading
 
 
@@ -30,7 +31,7 @@ class FakeCuda:
 
     def __init__(self):
         self.device, self.thread, self.launches, self.attributes, self.unloaded = 0, threading.local(), [], [], []
-        self.modules, self.fail, self.params, self.dependent = [], None, b"", 0
+        self.modules, self.fail, self.params, self.dependent, self.clusters = [], None, b"", 0, []
 
     def getDevice(self):
         return self.device
@@ -76,12 +77,17 @@ class FakeCuda:
     def launchKernelEx(self, config, function, params, extra):
         """Stands for the driver's, which is called through ctypes."""
         config = LaunchConfig.from_buffer_copy(config._obj)
-        assert [(a.id, a.value) for a in config.attributes[:config.count]] == [(6, 1)] and extra is None
+        attributes = {a.id: (a.value, *struct.unpack_from("2i", bytes(a)[12:])) for a in config.attributes[:config.count]}
+        assert len(attributes) == config.count > 0 and extra is None
+        cluster, *rest = attributes.pop(4, (1, 1, 1))
+        early = bool(attributes)
+        assert rest == [1, 1] and config.grid[0] % cluster == 0 and attributes in ({}, {6: (1, 0, 0)})
         try:
             self.launchKernel(function.value, *config.grid, *config.block, config.smem_bytes, config.stream or 0, params.value, 0)
         except FakeError as error:
             return error.status
-        self.dependent += 1
+        self.dependent += early
+        self.clusters.append(cluster)
         return 0
 
     def check_status(self, status):

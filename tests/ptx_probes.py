@@ -44,6 +44,7 @@ class Probe:
     out_words: int = 256
     threads: int = 32
     grid: int = 1
+    cluster: int = 1
     smem_bytes: int = 8192
     arch: int = 75
     float_error: float = 0.0  # 0: the same bits, any NaN being equal to any other
@@ -115,6 +116,24 @@ C_TO_A = """
     u32 r[4];
     c_to_a<{0}>(r, left, right);
     """ + FRAGMENT.format(0)
+
+# Every block leaves words for the others, which read one after the other, from the last block to the first.
+CLUSTER = """
+    const u32 mine = smem_base() + thread_id() * 32;
+    const int blocks = 3, rank = block_id() % blocks;
+    const SharedArray<float> words{mine};
+    for (int i = 0; i < 8; ++i) words.set(i, float(p.in[i * 32 + thread_id()] & 1023) + 1000 * block_id());
+    sync_cluster();
+    float sum = 0;
+    for (int other = blocks - 1; other >= 0; --other) {
+        const u32 there = remote_address(smem_base() + (thread_id() ^ 5) * 32, other);
+        const Floats4 four = load_remote_floats(there);
+        float first, second;
+        load_remote_floats(there + 16, first, second);
+        sum = 3 * sum + four.x[0] + 2 * four.x[1] + 4 * four.x[2] + 8 * four.x[3] + 16 * first + 32 * second;
+    }
+    reinterpret_cast<float*>(p.out)[block_id() * 32 + thread_id()] = sum + rank;
+    sync_cluster();"""
 
 TICKETS = """
     float* partial = reinterpret_cast<float*>(p.out) + 64;
@@ -271,6 +290,8 @@ PROBES = (
     store_global_floats(out + thread_id() * 4, {v.x[0] + w.x[3], v.x[1] + w.x[2], v.x[2] + w.x[1], v.x[3] + w.x[0]});
     store_global_floats(out + 128 + thread_id() * 2, v.x[0], w.x[1]);
     p.out[192 + thread_id()] = load_global_4(p.in + 255 - thread_id());""", floats(256), floats=True),
+    Probe("clusters", ("sync_cluster", "remote_address", "load_remote_floats"), CLUSTER, out_words=6 * 32, grid=6, cluster=3,
+          arch=90, floats=True),
     Probe("tickets", ("fence_device", "take_ticket", "store_global_floats", "load_global_floats"), TICKETS,
           out_words=64 + 6 * 128, grid=6, floats=True),
     Probe("copies", ("copy_async_16", "copy_async_commit", "copy_async_wait"), COPIES.replace("{0}", "copy_async_16"), threads=64,

@@ -14,7 +14,7 @@ from autotune.render import HOST_TWINS, TEMPLATES
 from autotune.simulator.job import launch
 from autotune.simulator.memory import Memory
 
-FIRST = ("math", "fp16", "fragment", "mma")  # others build on these
+FIRST = ("math", "fp16", "fragment", "mma", "split")  # others build on these
 PARAMS = """
 struct Params { u32* in; u32* out; int n; int zero; };
 extern "C" __global__ void __launch_bounds__(%d) probe(const __grid_constant__ Params p) {
@@ -37,7 +37,7 @@ def source(body: str, threads: int = 32, twins: bool = True) -> str:
 
 
 def run(body: str, threads: int = 32, smem_bytes: int = 4096, data=None, out_words: int = 64, seed: int = 0, grid: int = 1,
-        timeout_s: float = 20, dependent: bool = False) -> tuple[np.ndarray, simulator.Simulation]:
+        timeout_s: float = 20, dependent: bool = False, cluster: int = 1) -> tuple[np.ndarray, simulator.Simulation]:
     """(out, simulation) of a kernel with p.in = `data` (uint32) and p.out = `out_words` words of 0xffffffff."""
     data = np.arange(64, dtype=np.uint32) if data is None else np.ascontiguousarray(data).view(np.uint32)
     out = np.full(out_words, 0xFFFFFFFF, np.uint32)
@@ -45,7 +45,7 @@ def run(body: str, threads: int = 32, smem_bytes: int = 4096, data=None, out_wor
     memory.add("in", data, writable=False)
     memory.add("out", out, writable=True)
     params = struct.pack("QQii", memory.address["in"], memory.address["out"], data.size, 0)
-    step = Step("probe", grid, threads, smem_bytes, dependent=dependent)
+    step = Step("probe", grid, threads, smem_bytes, dependent=dependent, cluster=cluster)
     return out, launch(source(body, threads), [step], memory, params, seed, timeout_s)
 
 

@@ -8,7 +8,7 @@ from autotune.compile import compile_source, flaw
 from autotune.gpu import by_name
 from autotune.kernels import KERNELS
 from autotune.kernels.base import reciprocal
-from autotune.kernels.decode import DECODE_FIELDS, DECODE_POINTERS
+from autotune.kernels.decode import DECODE_FIELDS, DECODE_POINTERS, MAX_CLUSTER
 from autotune.problem import Problem
 from autotune.render import render
 
@@ -56,11 +56,15 @@ def test_grid_and_slots_have_room_for_any_lengths(lengths, data, heads, queries,
 def test_full_sequences_are_cut_by_the_host_into_about_as_many_pieces_as_asked_for(batch, length, data):
     problem = Problem(op="decode", batch=batch, heads_q=64, heads_kv=8, seqlen_q=1, seqlen_k=length, head_dim=64)
     values = {p.name: data.draw(st.sampled_from(p.values)) for p in KERNEL.parameters if not p.derived}
-    launches = KERNEL.launches(problem, KERNEL.config(problem.static, values))
+    config = KERNEL.config(problem.static, values)
+    launches = KERNEL.launches(problem, config)
     named = dict(zip([field.name for field in DECODE_FIELDS][len(DECODE_POINTERS) + 15:], launches.scalars))
     assert launches.grid == batch * 8 * named["num_splits"] and named["num_splits"] >= 1
     assert launches.grid <= max(values["pieces"], batch * 8)
-    assert launches.combine == (batch * 8 if named["num_splits"] > 1 and not values["last_block_merges"] else 0)
+    alone = named["num_splits"] > launches.cluster  # blocks merge through global memory
+    assert launches.combine == (batch * 8 if alone and not values["last_block_merges"] else 0)
+    assert launches.cluster == (named["num_splits"] if values["cluster_merges"] else 1) and launches.cluster <= MAX_CLUSTER
+    assert (launches.slots > 0) == alone and launches.grid % launches.cluster == 0
 
 
 def test_a_call_may_ask_for_a_number_of_splits():

@@ -95,7 +95,7 @@ def test_a_driver_in_c_sees_what_was_asked_for(build, monkeypatch):
     library = ctypes.CDLL(str(build(DRIVER, "-shared", "-fPIC")))
     monkeypatch.setattr(dependent, "_driver_launch", lambda: library.cuLaunchKernelEx)
     statuses = []
-    launch = dependent.launcher(SimpleNamespace(check_status=statuses.append))
+    launch = dependent.launcher(SimpleNamespace(check_status=statuses.append), early=True)
     value = ctypes.c_longlong(42)
     params = (ctypes.c_void_p * 1)(ctypes.addressof(value))
     shape = (70000, 1, 1, 128, 1, 1, 100_000)

@@ -57,7 +57,7 @@ def on_simulator(probe, data: np.ndarray, seed: int) -> np.ndarray:
         maps = tensor_map(shape, as_tensor(data), memory.address["in"]) + \
             tensor_map(shape, as_tensor(out[RAW_WORDS:]), memory.address["out"] + 4 * RAW_WORDS)
     params = maps + struct.pack("QQii", memory.address["in"], memory.address["out"], data.size, 0) + b"\0" * 40
-    simulation = simulate(source(probe, True), [Step("probe", probe.grid, probe.threads, probe.smem_bytes)], memory, params, seed)
+    simulation = simulate(source(probe, True), [probe_step(probe)], memory, params, seed)
     assert simulation.findings == ()
     return out
 
@@ -68,8 +68,7 @@ def on_gpu(probe, data: np.ndarray, gpu) -> np.ndarray:
     from autotune import launch
 
     target = "sm_90a" if gpu.arch == 90 else f"sm_{gpu.arch}"
-    bound = launch.load(compile.cached(source(probe, False), target), 0).bound(
-        Step("probe", probe.grid, probe.threads, probe.smem_bytes))
+    bound = launch.load(compile.cached(source(probe, False), target), 0).bound(probe_step(probe))
     given, out = cupy.asarray(data), cupy.asarray(fresh_output(probe))
     maps = b""
     if probe.mapped:
@@ -82,6 +81,10 @@ def on_gpu(probe, data: np.ndarray, gpu) -> np.ndarray:
     params = maps + struct.pack("QQii", given.data.ptr, out.data.ptr, data.size, 0) + b"\0" * (40 if probe.mapped else 0)
     bound.launch(probe.grid, cupy.cuda.get_current_stream().ptr, struct.Struct(f"{len(params)}s"), (params,))
     return out.get()
+
+
+def probe_step(probe) -> Step:
+    return Step("probe", probe.grid, probe.threads, probe.smem_bytes, cluster=probe.cluster)
 
 
 def fresh_output(probe) -> np.ndarray:

@@ -73,6 +73,7 @@ class Step(NamedTuple):
     carveout: int = -1  # percent of the SM's L1 to set aside as shared memory; -1: the driver's choice
     blocks_per_sm: int = 0  # above 0: launch at most this many for each SM, and blocks draw the rest of the grid
     dependent: bool = False  # may be put in place before the kernels before it have ended: it waits for them itself (sm_90)
+    cluster: int = 1  # blocks that run together and read each other's shared memory (sm_90); the grid is a multiple
 
 
 Rule = Callable[[Static, Mapping[str, Value], Gpu], "str | None"]
@@ -168,9 +169,10 @@ class Kernel:
             if config[name] != value:
                 return f"{name} is {config[name]}, but the other values need exactly {value}"
         for parameter in self.parameters:
-            if parameter.needs and config[parameter.name] not in (allowed := parameter.values_beside(config.values)):
-                return (f"{parameter.name} is {config[parameter.name]}; {'with' if config[parameter.needs] else 'without'} "
-                        f"{parameter.needs} it must be {' or '.join(map(str, allowed))}")
+            if (other := parameter.needs or parameter.barred) and \
+                    config[parameter.name] not in (allowed := parameter.values_beside(config.values)):
+                return (f"{parameter.name} is {config[parameter.name]}; {'with' if config[other] else 'without'} "
+                        f"{other} it must be {' or '.join(map(str, allowed))}")
         return next(filter(None, (rule(static, config.values, gpu) for rule in self.rules)), None)
 
     def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
@@ -218,7 +220,7 @@ def legal_configs(kernel: Kernel, static: Static, gpu: Gpu) -> tuple[Config, ...
     """Every config of `kernel` that is searched and breaks no rule, in canonical order."""
     # Rules read compile parameters only, so they run once for each of those, and the launch parameters, which are declared last,
     # are hung on: the same ones wherever the compile parameters that some of them need are the same.
-    needed = {parameter.needs for parameter in kernel.parameters if parameter.needs}
+    needed = {name for parameter in kernel.parameters for name in (parameter.needs, parameter.barred) if name}
     launches: dict[tuple[Value, ...], list[Config]] = {}
     legal = []
     for values in kernel.compile_combinations():

@@ -15,6 +15,7 @@ DECODE_POINTERS = ("q", "k", "v", "out", "lse", "sinks", "lengths", "query_start
                    "partial_o", "partial_statistics", "tickets")
 DECODE_TENSORS = ("q", "k", "v", "out")
 MAX_QUERIES = 16  # of a sequence: more are a matter for the forward kernels
+MAX_CLUSTER = 16  # blocks of a cluster; more than 8 must be asked for
 
 DECODE_FIELDS = (
     Field("const Element*", "q", "(batch, seqlen_q, heads_q, head_dim), or packed, (queries, heads_q, head_dim)"),
@@ -68,17 +69,21 @@ class Launches:
 
     `combine` is the grid of the second step, 0 if there is none. `slots` and `rows` size the workspace: `slots * rows *
     (head_dim_v + 2)` floats, 0 slots if no sequence can be split; `tickets` is how many counters may be used. `splits` is into
-    how many each sequence is cut, 0 where the device cuts them by their lengths.
+    how many each sequence is cut, 0 where the device cuts them by their lengths. Of `cluster` blocks is a cluster, 1: there are
+    none.
     """
 
-    __slots__ = ("grid", "combine", "slots", "rows", "tickets", "splits", "scalars")
+    __slots__ = ("grid", "combine", "slots", "rows", "tickets", "splits", "scalars", "cluster")
 
-    def __init__(self, grid: int, combine: int, slots: int, rows: int, tickets: int, splits: int, scalars: tuple):
+    def __init__(self, grid: int, combine: int, slots: int, rows: int, tickets: int, splits: int, scalars: tuple, cluster: int):
         self.grid, self.combine, self.slots, self.rows, self.tickets = grid, combine, slots, rows, tickets
-        self.splits, self.scalars = splits, scalars
+        self.splits, self.scalars, self.cluster = splits, scalars, cluster
 
     def __str__(self) -> str:
         """How the keys are cut, and who merges the pieces, in words."""
+        if self.cluster > 1:
+            return (f"keys of each sequence are cut into {self.splits}, {self.grid} blocks in all; the {self.cluster} blocks of a "
+                    "cluster merge their pieces through shared memory")
         if not self.slots:
             return f"keys are not cut: {self.grid} blocks, each with all keys of its rows"
         parts = f"into {self.splits}, {self.grid} blocks in all" if self.splits else \
@@ -135,6 +140,10 @@ class DecodeKernel(Kernel):
         """Tiles of a piece at the least, unless a number of splits is asked for."""
         raise NotImplementedError
 
+    def most_cluster(self, config: Config) -> int:
+        """Blocks of a cluster at the most, 1 if there are none: those with the pieces of the same rows, where the host cuts."""
+        return 1
+
     def bind(self, problem: Problem, config: Config) -> Callable[..., Launches]:
         """A function of (batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype, num_splits, page_size, scale_strides, v_scale,
         pages) that gives the `Launches` for problems with those sizes that are like `problem` otherwise. `uniform`: every sequence
@@ -143,6 +152,7 @@ class DecodeKernel(Kernel):
         heads_q, heads_kv, group = problem.heads_q, problem.heads_kv, problem.group
         block_rows, tile, least = self.block_rows(config), self.tile_keys(config), self.least_tiles(config)
         most_splits, pieces, combines = 4096 // block_rows, config["pieces"], not config["last_block_merges"]
+        most_cluster = self.most_cluster(config)
         left = UNBOUNDED if problem.window_left is None else min(problem.window_left, UNBOUNDED)
         right = UNBOUNDED if problem.window_right is None else min(problem.window_right, UNBOUNDED)
         group_reciprocal = reciprocal(group)
@@ -163,6 +173,9 @@ class DecodeKernel(Kernel):
             if uniform and not num_splits:
                 splits = min(splits, pieces // (batch * unsplit))
             splits = max(1, min(splits, most_splits))
+            cluster = 1
+            if uniform and most_cluster > 1:
+                cluster = splits = min(splits, most_cluster)
             grid = batch * unsplit * splits
             if uniform:
                 num_splits = splits
@@ -174,10 +187,10 @@ class DecodeKernel(Kernel):
                        max(scale, least_scale) * LOG2E, page_size,
                        *page_reciprocals[page_size], *group_reciprocal, num_splits, pieces, *scale_strides,
                        v_scale, *softcap, *((prefetch_tiles if pages else 0, pages) if dependent else ()))
-            split = splits > 1
+            split = splits > cluster
             slots = 0 if not split else grid if num_splits else min(grid, pieces)
             return Launches(grid, batch * unsplit if split and combines else 0, slots, min(rows, block_rows),
-                            batch * unsplit if split and not combines else 0, num_splits, scalars)
+                            batch * unsplit if split and not combines else 0, num_splits, scalars, cluster)
 
         return bound
 

@@ -9,7 +9,7 @@ from ..config import Config, Parameter, Value
 from ..gpu import Gpu
 from ..problem import DTYPE_BYTES, Problem, Static
 from .base import WARP_SIZE, Step, resident_blocks
-from .decode import DECODE_FIELDS, DecodeKernel, row_tiles, rows_of
+from .decode import DECODE_FIELDS, MAX_CLUSTER, DecodeKernel, row_tiles, rows_of
 from .limits import registers_available, registers_exceeded, shared_memory_exceeded, threads_exceeded
 
 PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
@@ -20,6 +20,7 @@ STATISTICS_BYTES = 4096 * 8  # maximum and sum of every split and row
 LATENCY_US = 0.8  # of a load from HBM
 LAUNCH_US = 2.5  # of a kernel in a graph, from the end of the one before
 DEPENDENT_LAUNCH_US = 1.2  # the same if it is in place by then, and only waits for what that has written: 0.7 to 1.9 less
+CLUSTER_MERGE_US = 0.6  # about 1200 clocks: two barriers of a cluster and a round trip to its shared memory
 PREFETCH_GAIN_US = (0.0, 0.5, 0.0)  # by prefetch_tiles: 0.3 to 1 measured on an H200; a second tile costs what it gains
 
 
@@ -42,6 +43,14 @@ def conversion(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
 def dependence(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
     if v["dependent_launch"] and gpu.arch < 90:
         return f"dependent_launch needs compute capability 9.0, the GPU has {gpu.arch / 10}"
+    return None
+
+
+def clusters(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    if v["cluster_merges"] and gpu.arch < 90:
+        return f"cluster_merges needs compute capability 9.0, the GPU has {gpu.arch / 10}"
+    if v["cluster_merges"] and (static.kv != "dense" or static.packed):
+        return "cluster_merges needs lengths that the host knows, so a cache without pages and one number of queries for all sequences"
     return None
 
 
@@ -76,6 +85,9 @@ def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
     return max(streaming, merging, STATISTICS_BYTES + v["block_m"] * static.head_dim_v * 4)
 
 
+NO_CONSTANTS = ("DEPENDENT_LAUNCH", "CLUSTER_MERGES")  # before sm_90 the source must not name their instructions
+
+
 class DecodeMma(DecodeKernel):
     name = "decode_mma"
     template = "decode_mma.cu.j2"
@@ -92,16 +104,19 @@ class DecodeMma(DecodeKernel):
         Parameter("min_blocks_per_sm", (1, 2, 3, 4), "compile", "blocks per SM that the register allocator makes room for"),
         Parameter("dependent_launch", (False, True), "compile", "put blocks in place while the kernel before still runs",
                   absent=False),
+        Parameter("cluster_merges", (False, True), "compile",
+                  "where the host cuts sequences: merge splits in a cluster, through its shared memory", absent=False),
         Parameter("smem_bytes", (), "compile", "dynamic shared memory that the launch requests", derived=True),
         Parameter("pieces", (64, 96, 128, 132, 192, 216, 256, 264, 396, 512, 528, 768, 792, 1024, 1056, 1584, 2112, 3168, 4096),
                   "launch",
                   "about how many blocks share the work"),
-        Parameter("last_block_merges", (True, False), "launch", "the last block to arrive merges splits, not a second kernel"),
+        Parameter("last_block_merges", (True, False), "launch", "the last block to arrive merges splits, not a second kernel",
+                  barred="cluster_merges"),
         Parameter("prefetch_tiles", (0, 1, 2), "launch",
                   "tiles of each warp that L2 fetches before the kernel before has ended", absent=0, needs="dependent_launch",
                   optional=True),
     )
-    rules = (dependence, conversion, shared_memory, registers)
+    rules = (dependence, clusters, conversion, shared_memory, registers)
     fields = DECODE_FIELDS
 
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -117,11 +132,10 @@ class DecodeMma(DecodeKernel):
         return {"smem_bytes": smem_bytes(static, values)}
 
     def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
-        return [constant for constant in super().constants(static, config) if constant[1] != "DEPENDENT_LAUNCH"]
+        return [constant for constant in super().constants(static, config) if constant[1] not in NO_CONSTANTS]
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
-        """`dependent_launch` is none of the constants: before sm_90 the source must not name its instructions."""
-        return {**super().operands(static, config), "dependent_launch": config["dependent_launch"]}
+        return {**super().operands(static, config), **{name.lower(): config[name.lower()] for name in NO_CONSTANTS}}
 
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """As many bytes in flight as an SM can hold with room to spare (notes on Little's law: 25 KB are the least for an
@@ -134,7 +148,7 @@ class DecodeMma(DecodeKernel):
             values = dict(block_m=block_m, block_n=16, num_warps=num_warps, num_stages=num_stages,
                           q_in_registers=problem.kv_dtype == "e4m3"
                           or block_m == 16 and problem.head_dim + problem.head_dim_v <= 384,
-                          l2_prefetch=128, min_blocks_per_sm=blocks, dependent_launch=dependent,
+                          l2_prefetch=128, min_blocks_per_sm=blocks, dependent_launch=dependent, cluster_merges=False,
                           pieces=self.nearest("pieces", gpu.sms * (1 if unsplit <= gpu.sms * blocks else 8)),
                           prefetch_tiles=int(dependent), last_block_merges=True)
             config = self.config(problem.static, values)
@@ -156,11 +170,15 @@ class DecodeMma(DecodeKernel):
     def least_tiles(self, config: Config) -> int:
         return config["num_warps"]
 
+    def most_cluster(self, config: Config) -> int:
+        return MAX_CLUSTER if config["cluster_merges"] else 1
+
     def plan(self, problem: Problem, config: Config) -> list[Step]:
         """The pieces, and their merger if any block of it is needed."""
         launches = self.launches(problem, config)
         dependent = config["dependent_launch"]
-        steps = [Step(self.name, launches.grid, config["num_warps"] * WARP_SIZE, config["smem_bytes"], dependent=dependent)]
+        steps = [Step(self.name, launches.grid, config["num_warps"] * WARP_SIZE, config["smem_bytes"], dependent=dependent,
+                      cluster=launches.cluster)]
         if not config["last_block_merges"]:
             steps.append(Step("decode_combine", launches.combine, COMBINE_THREADS, COMBINE_BYTES, dependent=dependent))
         return steps
@@ -178,7 +196,7 @@ class DecodeMma(DecodeKernel):
         rounds = launches.grid / (gpu.sms * resident)
         tail = 1 + 0.1 * (math.ceil(rounds) / rounds - 1) if rounds > 1 else 1 + 0.1 * max(0.0, 1 - launches.grid / gpu.sms)
         launch_us = DEPENDENT_LAUNCH_US if config["dependent_launch"] else LAUNCH_US
-        merging = 0.0
+        merging = CLUSTER_MERGE_US if launches.cluster > 1 else 0.0
         if launches.slots:
             splits = launches.grid / (problem.batch * problem.heads_kv * row_tiles(problem, config["block_m"]))
             merging = LATENCY_US + 0.02 * splits + (launch_us if launches.combine else LATENCY_US)

@@ -86,8 +86,9 @@ def _decode(kernel: DecodeKernel, problem: Problem, config: Config, inputs: Inpu
     table_stride = 0 if layout.table is None else layout.table.shape[1]
     strides = decoding.strides_of(layout, {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out})
     fields = decoding.params(launches, memory.address, strides, table_stride, _slopes(inputs, memory))
-    grids = (launches.grid, launches.combine)
-    return [step._replace(grid=grid) for step, grid in zip(kernel.plan(problem, config), grids) if grid], fields
+    grids, clusters = (launches.grid, launches.combine), (launches.cluster, 1)
+    return [step._replace(grid=grid, cluster=cluster)
+            for step, grid, cluster in zip(kernel.plan(problem, config), grids, clusters) if grid], fields
 
 
 def _slopes(inputs: Inputs, memory: Memory) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ def launch(source: str, steps: Sequence[Step], memory: Memory, params: bytes, se
 
 
 def _launch(step: Step, params_at: int) -> str:
-    return f"step {step.entry} {step.grid} {step.block} {step.smem_bytes} {int(step.dependent)} {params_at}"
+    return f"step {step.entry} {step.grid} {step.block} {step.smem_bytes} {int(step.dependent)} {step.cluster} {params_at}"
 
 
 def _run(executable: Path, job: str, timeout_s: float) -> tuple[tuple[Finding, ...], str]:

@@ -1,11 +1,11 @@
 // decode_mma for decode-bf16-d128-paged on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
 // config     block_m=16 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2
-//            dependent_launch=true smem_bytes=65536
+//            dependent_launch=true cluster_merges=false smem_bytes=65536
 // resources  decode_mma: 206 registers, 0 bytes spilled, 128 threads, 65536 bytes of shared memory
 // resources  decode_combine: 87 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b32-h32x8-q1-k8192-d128-page16 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true smem_bytes=65536 pieces=132 last_block_merges=true prefetch_tiles=1'
+// again      autotune source decode-bf16-b32-h32x8-q1-k8192-d128-page16 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true cluster_merges=false smem_bytes=65536 pieces=132 last_block_merges=true prefetch_tiles=1'
 //
 // serves
 //   decode-bf16-b32-h32x8-q1-k8192-d128-page16

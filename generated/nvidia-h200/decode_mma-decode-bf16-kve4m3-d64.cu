@@ -1,11 +1,11 @@
 // decode_mma for decode-bf16-kve4m3-d64 on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
 // config     block_m=16 block_n=16 num_warps=2 num_stages=6 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=3
-//            dependent_launch=true smem_bytes=49152
+//            dependent_launch=true cluster_merges=false smem_bytes=49152
 // resources  decode_mma: 119 registers, 0 bytes spilled, 64 threads, 49152 bytes of shared memory
 // resources  decode_combine: 90 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b64-h64x8-q1-k4096-d64-kve4m3 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_n=16 num_warps=2 num_stages=6 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=3 dependent_launch=true smem_bytes=49152 pieces=1056 last_block_merges=true prefetch_tiles=1'
+// again      autotune source decode-bf16-b64-h64x8-q1-k4096-d64-kve4m3 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_n=16 num_warps=2 num_stages=6 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=3 dependent_launch=true cluster_merges=false smem_bytes=49152 pieces=1056 last_block_merges=true prefetch_tiles=1'
 //
 // serves
 //   decode-bf16-b64-h64x8-q1-k4096-d64-kve4m3

@@ -38,3 +38,7 @@ DEVICE Partial merge_warps(int row, int column) {
     }
     return whole;
 }
+//% if cluster_merges
+
+//% include "lib/cluster_merge.cuh"
+//% endif

@@ -98,7 +98,7 @@ static void check_order(const void* pointer, int bytes, const char* verb, int li
     const GlobalWrite* w = history(pointer);
     for (int i = 0; w && i < bytes; ++i) {
         if (!w[i].step || known(w[i])) continue;
-        const std::string writer = w[i].block == block.id ? name_of(block.thread[w[i].thread]) : format("block %d", w[i].block);
+        const std::string writer = w[i].block == block.id ? name_of(block.thread[w[i].thread]) : format("block %d", w[i].block * block.cluster);
         return finding("race", line, format("%s %s %s, which %s wrote at line %d, and nothing orders the two", name_of(*self).c_str(),
                                             verb, describe_global(pointer, bytes).c_str(), writer.c_str(), w[i].line), w[i].line);
     }

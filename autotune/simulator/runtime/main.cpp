@@ -5,8 +5,8 @@
 //   guard OFFSET BYTES                  whole pages that must not be touched
 //   buffer NAME OFFSET BYTES MASK WRITABLE    an array, and the offset of its mask
 //   seed NUMBER
-//   step ENTRY GRID BLOCK SMEM_BYTES DEPENDENT OFFSET    a launch; its Params stand at OFFSET of the file, and if DEPENDENT is
-//                                                        not 0 it may begin before those before it have ended
+//   step ENTRY GRID BLOCK SMEM_BYTES DEPENDENT CLUSTER OFFSET    a launch in clusters of so many blocks; its Params stand at OFFSET
+//                                       of the file, and if DEPENDENT is not 0 it may begin before those before it have ended
 //
 // Findings go to standard output, a line each: kind TAB line TAB address of the instruction or 0 TAB message. The last line of
 // a completed simulation is "done".
@@ -43,14 +43,18 @@ std::string format(const char* text, ...) {
     return line;
 }
 
-std::string name_of(const Thread& thread) { return format("warp %d lane %d", thread.warp->id, thread.lane); }
+std::string name_of(const Thread& thread) {
+    const std::string name = format("warp %d lane %d", thread.in_block / WARP, thread.lane);
+    return block.cluster == 1 ? name : name + format(" of block %d", block.id * block.cluster + thread.rank);
+}
 
 static u64 faulting_address;  // of the instruction, within the program
 
 void finding(const char* kind, int line, const std::string& message, int other_line) {
     static std::set<std::tuple<std::string, int, int>> known;
     if (!known.insert({kind, line, other_line}).second) return;
-    printf("%s\t%d\t%llu\tblock %d: %s\n", kind, line, faulting_address, block.id, message.c_str());
+    printf("%s\t%d\t%llu\tblock %d: %s\n", kind, line, faulting_address, self ? block_id() : block.id * block.cluster,
+           message.c_str());
     if (known.size() >= MAX_FINDINGS) finish();
 }
 
@@ -135,20 +139,21 @@ static void set_seed(u64 seed) {
     policy.priority = seed % 2 == 0;
 }
 
-static void launch(const std::string& name, int grid, int threads, u32 smem_bytes, const u8* arguments) {
+static void launch(const std::string& name, int grid, int threads, u32 smem_bytes, int cluster, const u8* arguments) {
     for (entry = entries; entry && name != entry->name;) entry = entry->next;
     if (!entry) fatal("setup", 0, "the kernel has no entry " + name);
     params = arguments;
-    std::vector<int> blocks(grid);
-    for (int i = 0; i < grid; ++i) {
+    if (grid % cluster) fatal("setup", 0, format("%d blocks are no multiple of a cluster of %d", grid, cluster));
+    std::vector<int> blocks(grid / cluster);
+    for (int i = 0; i < grid / cluster; ++i) {
         blocks[i] = i;
         std::swap(blocks[i], blocks[chance.below(i + 1)]);
     }
-    block.grid = grid;
+    block.grid = grid / cluster;
     reset_launch();
-    make_stacks(threads);
+    make_stacks(threads * cluster);
     for (int id : blocks) {
-        start_block(id, threads, smem_bytes);
+        start_block(id, threads, cluster, smem_bytes);
         run_block(call_entry);
     }
 }
@@ -159,7 +164,7 @@ static void run_job() {
     while (std::getline(std::cin, text)) {
         std::istringstream words(text);
         std::string what, name;
-        u64 a = 0, b = 0, c = 0, d = 0, e = 0;
+        u64 a = 0, b = 0, c = 0, d = 0, e = 0, f = 0;
         words >> what;
         if (what == "memory") {
             words >> name >> a >> b;
@@ -174,9 +179,9 @@ static void run_job() {
             words >> a;
             set_seed(a);
         } else if (what == "step") {
-            words >> name >> a >> b >> c >> d >> e;
+            words >> name >> a >> b >> c >> d >> e >> f;
             set_dependent(d != 0);
-            launch(name, int(a), int(b), u32(c), memory + e);
+            launch(name, int(a), int(b), u32(c), int(e), memory + f);
         }
     }
 }

@@ -10,12 +10,12 @@ Block block;
 Random chance;
 Policy policy;
 
-int thread_id() { return self->id; }
-int block_id() { return block.id; }
-int grid_size() { return block.grid; }
+int thread_id() { return self->in_block; }
+int block_id() { return block.id * block.cluster + self->rank; }
+int grid_size() { return block.grid * block.cluster; }
 
 static void* main_stack;
-static int running;      // threads that have not finished
+static std::vector<int> running;  // threads of each block that have not finished
 static int current_warp, budget;
 static std::vector<int> order;  // of the warps, for Policy::priority
 
@@ -26,7 +26,7 @@ struct Barrier {
     std::vector<Warp*> waiting;
     std::vector<u32> clock;
 };
-static Barrier barriers[BARRIERS];
+static std::vector<Barrier> barriers;  // BARRIERS of each block, and that of the cluster
 
 // ---- choosing
 
@@ -126,32 +126,42 @@ static void barrier_complete(Barrier& b) {
     b.clock = order_empty();
 }
 
-struct BarrierCall { int id, threads; bool wait; int line; };
+static std::string barrier_name(u32 index) {
+    return index == barriers.size() - 1 ? "the barrier of the cluster" : format("barrier %u", index % BARRIERS);
+}
+
+struct BarrierCall { int index, threads; bool wait; int line; };
 
 static void barrier_warp(void* const* arguments) {
     const BarrierCall call = *static_cast<const BarrierCall*>(arguments[0]);
     Warp& warp = *self->warp;
-    Barrier& b = barriers[call.id];
+    Barrier& b = barriers[call.index];
     if (b.arrived && b.threads != call.threads)
-        fatal("barrier misuse", call.line, format("barrier %d is for %d threads here and for %d at line %d", call.id, call.threads,
-                                                  b.threads, b.line));
+        fatal("barrier misuse", call.line, format("%s is for %d threads here and for %d at line %d", barrier_name(call.index).c_str(),
+                                                  call.threads, b.threads, b.line));
     b.threads = call.threads, b.line = call.line;
     b.arrived += WARP;
     for (Thread* lane : warp.lanes) {
         order_release(*lane, b.clock.data());
-        if (call.wait) set_waiting(*lane, Wait::barrier, call.id, 0, call.line);
+        if (call.wait) set_waiting(*lane, Wait::barrier, call.index, 0, call.line);
     }
     if (call.wait) b.waiting.push_back(&warp);
     if (b.arrived > b.threads)
-        fatal("barrier misuse", call.line, format("barrier %d is for %d threads, and warp %d is one more", call.id, b.threads, warp.id));
+        fatal("barrier misuse", call.line, format("%s is for %d threads, and warp %d is one more", barrier_name(call.index).c_str(),
+                                                  b.threads, warp.id));
     if (b.arrived == b.threads) barrier_complete(b);
 }
 
 void barrier(int id, int threads, bool wait, int line) {
-    if (threads == 0) threads = block.threads;
-    if (id < 0 || id >= BARRIERS || threads < WARP || threads % WARP || threads > block.threads)
-        fatal("barrier misuse", line, format("barrier %d for %d threads, in a block of %d", id, threads, block.threads));
-    BarrierCall call{id, threads, wait, line};
+    if (threads == 0) threads = block.threads_each;
+    if (id < 0 || id >= BARRIERS || threads < WARP || threads % WARP || threads > block.threads_each)
+        fatal("barrier misuse", line, format("barrier %d for %d threads, in a block of %d", id, threads, block.threads_each));
+    BarrierCall call{self->rank * BARRIERS + id, threads, wait, line};
+    collective(barrier_warp, &call, line);
+}
+
+void cluster_barrier(int line) {
+    BarrierCall call{int(barriers.size()) - 1, block.threads, true, line};
     collective(barrier_warp, &call, line);
 }
 
@@ -163,7 +173,7 @@ static std::string waits_for(const Thread& t) {
         case Wait::collective: return "waits for the other lanes of its warp";
         case Wait::barrier: {
             const Barrier& b = barriers[t.wait_object];
-            return format("waits at barrier %u, where %d of %d threads have arrived", t.wait_object, b.arrived, b.threads);
+            return format("waits at %s, where %d of %d threads have arrived", barrier_name(t.wait_object).c_str(), b.arrived, b.threads);
         }
         case Wait::mbarrier: return describe_mbarrier(t.wait_object, t.wait_parity);
         case Wait::multiply: return "waits for a multiply that not all warps of its warpgroup have started";
@@ -197,7 +207,9 @@ static void (*thread_body)();
 static void fiber_main() {
     thread_body();
     set_waiting(*self, Wait::finished, 0, 0, 0);
-    if (--running == 0) {
+    if (--running[self->rank] == 0) {
+        leave_memory(self->rank);
+        if (std::any_of(running.begin(), running.end(), [](int threads) { return threads > 0; })) pass_on();
         Thread* me = self;
         self = nullptr;
         switch_fiber(&me->stack_pointer, main_stack);
@@ -206,8 +218,10 @@ static void fiber_main() {
     __builtin_unreachable();
 }
 
-void start_block(int id, int threads, u32 smem_bytes) {
+void start_block(int id, int threads_each, int cluster, u32 smem_bytes) {
+    const int threads = threads_each * cluster;
     block.id = id, block.threads = threads, block.smem_bytes = smem_bytes;
+    block.cluster = cluster, block.threads_each = threads_each;
     block.thread.assign(threads, Thread{});
     block.warp.assign(threads / WARP, Warp{});
     order.resize(threads / WARP);
@@ -219,6 +233,7 @@ void start_block(int id, int threads, u32 smem_bytes) {
     for (int i = 0; i < threads; ++i) {
         Thread& t = block.thread[i];
         t.id = i, t.lane = i % WARP, t.warp = &block.warp[i / WARP];
+        t.in_block = i % threads_each, t.rank = i / threads_each;
         t.warp->lanes[t.lane] = &t;
     }
     order_reset();
@@ -230,12 +245,13 @@ void start_block(int id, int threads, u32 smem_bytes) {
     reset_bulk_stores();
     reset_multiplies();
     reset_dependencies();
-    for (Barrier& b : barriers) b = Barrier{}, b.clock = order_empty();
+    barriers.assign(cluster * BARRIERS + 1, Barrier{});
+    for (Barrier& b : barriers) b.clock = order_empty();
 }
 
 void run_block(void (*body)()) {
     thread_body = body;
-    running = block.threads;
+    running.assign(block.cluster, block.threads_each);
     for (Thread& t : block.thread) prepare_fiber(t, fiber_main);
     choose_warp();
     self = choose();

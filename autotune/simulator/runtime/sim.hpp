@@ -1,4 +1,5 @@
-// What the host twins of lib/base.cuh and lib/ptx/ are made of. One block runs at a time; each of its threads is a fiber.
+// What the host twins of lib/base.cuh and lib/ptx/ are made of. One block runs at a time, or the blocks of one cluster; each of
+// their threads is a fiber.
 //
 // Every function that reaches shared memory, global memory or another thread takes the line of the rendered source from
 // which it was called, for the reports.
@@ -17,13 +18,14 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 
 constexpr int WARP = 32;
-constexpr u32 SHARED_BASE = 1024;  // address of the first dynamic byte; not 0, so that an offset is not taken for an address
+constexpr u32 SHARED_BASE = 1024;  // address of a block's first dynamic byte; not 0, so that an offset is not taken for an address
 
 struct Thread;
 extern Thread* self;
 int thread_id();
 int block_id();
 int grid_size();
+u32 shared_base();  // SHARED_BASE, but for blocks of a cluster, which stand one behind the other
 
 // ---- warps (schedule.cpp)
 
@@ -34,11 +36,14 @@ void collective(WarpOperation operation, void* argument, int line);
 void sync_warp(int line);
 // Barrier `id` for `threads` threads, 0 for all of the block. Without `wait`, the warp arrives and goes on.
 void barrier(int id, int threads, bool wait, int line);
+void cluster_barrier(int line);  // for all threads of the cluster
 
 // ---- memory (memory.cpp, global.cpp): checked for bounds, alignment, initialisation and races
 
 const u8* shared_read(u32 address, int bytes, int line);
 void shared_write(u32 address, const void* data, int bytes, int line);
+u32 remote_address(u32 address, int rank, int line);  // the same place in another block of the cluster, for remote_read
+const u8* remote_read(u32 address, int bytes, int line);
 const u8* global_read(const void* pointer, int bytes, int line);
 void global_write(void* pointer, const void* data, int bytes, int line);
 void fence_device(int line);

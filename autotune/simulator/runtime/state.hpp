@@ -12,10 +12,11 @@ enum class Wait { none, collective, barrier, mbarrier, multiply, dependencies, f
 struct Warp;
 struct Thread {
     int id = 0, lane = 0;
+    int in_block = 0, rank = 0;  // its number in its block, and that block's in the cluster
     Warp* warp = nullptr;
     int line = 0;  // where it stands or waits
     Wait wait = Wait::none;
-    u32 wait_object = 0, wait_parity = 0;  // the barrier's id, or the mbarrier's address and the parity waited for
+    u32 wait_object = 0, wait_parity = 0;  // the barrier's index, or the mbarrier's address and the parity waited for
     WarpOperation operation = nullptr;
     void* argument = nullptr;
     void* stack_pointer = nullptr;
@@ -28,10 +29,13 @@ struct Warp {
     u32 waiting = 0;  // lanes that wait for the others of their warp
 };
 
-// One block at a time.
+// One block at a time, or all blocks of a cluster at once: `threads`, numbered through, are those of all of them, and `id` and
+// `grid` count clusters.
 struct Block {
     int id = 0, threads = 0, grid = 0;
-    u32 smem_bytes = 0;
+    int cluster = 1;       // blocks of it
+    int threads_each = 0;  // threads of one block
+    u32 smem_bytes = 0;    // of one block
     std::vector<Thread> thread;
     std::vector<Warp> warp;
 };
@@ -72,10 +76,11 @@ std::string name_of(const Thread& thread);  // "warp 2 lane 5"
 // ---- between the parts
 
 void reset_launch();                                    // global.cpp
-void start_block(int id, int threads, u32 smem_bytes);  // fresh state of everything below
+void start_block(int id, int threads_each, int cluster, u32 smem_bytes);  // fresh state of everything below
 void run_block(void (*body)());                         // schedule.cpp
 void reset_global_order();
 void reset_memory();
+void leave_memory(int rank);  // memory.cpp: the block's last thread has finished
 void reset_copies();
 void reset_mbarriers();
 void reset_bulk_copies();

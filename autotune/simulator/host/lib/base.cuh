@@ -68,7 +68,7 @@ DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
 template <typename T> EVERYWHERE T ceil_div(T a, T b) { return (a + b - 1) / b; }
 template <typename T> EVERYWHERE T round_up(T a, T b) { return ceil_div(a, b) * b; }
 
-DEVICE u32 smem_base() { return sim::SHARED_BASE; }
+DEVICE u32 smem_base() { return sim::shared_base(); }
 
 template <typename T> struct SharedArray {
     u32 address;
