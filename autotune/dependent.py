@@ -33,8 +33,8 @@ class _Call:
 
 
 def launcher(driver, early: bool, cluster: int = 1):
-    """A function that takes what `driver.launchKernel` of CuPy takes, and raises what that raises. `early`: as a dependent launch;
-    `cluster`: in clusters of so many blocks. Raises `RuntimeError` if the CUDA driver has no cuLaunchKernelEx."""
+    """A function that takes what `driver.launchKernel` of CuPy takes, and raises what that raises. `early`: as a dependent
+    launch; `cluster`: in clusters of so many blocks. Raises `RuntimeError` if the CUDA driver has no cuLaunchKernelEx."""
     driver_launch = _driver_launch()
     values = b""
     if early:

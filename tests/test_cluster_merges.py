@@ -15,7 +15,7 @@ import autotune
 from autotune import dependent, launch as launching, plans, simulator
 from autotune.check import Guarded
 from autotune.compile import compile_source, flaw
-from autotune.gpu import by_name
+from autotune.gpu import by_name, detect
 from autotune.inputs import make_inputs
 from autotune.kernels import KERNELS
 from autotune.kernels.base import Step
@@ -24,6 +24,7 @@ from autotune.launch import load
 from autotune.lookup import Match
 from autotune.problem import Problem
 from autotune.render import render
+from autotune.verify import verify
 
 H200, A100 = by_name("nvidia-h200"), by_name("nvidia-a100-sxm-80gb")
 KERNEL = KERNELS["decode_mma"]
@@ -151,7 +152,8 @@ def test_calls_launch_clusters_where_the_host_knows_the_lengths(gpu: FakeGpu, mo
 # On the simulator
 
 SMALL = dict(block_m=16, num_warps=1, num_stages=2)
-CASES = [("decode-bf16-b2-h8x1-q1-k70-d64", dict(num_warps=2), 2), ("decode-bf16-b2-h10x2-q1-k100-d64-sinks", dict(num_warps=2), 3),
+CASES = [("decode-bf16-b2-h8x1-q1-k70-d64", dict(num_warps=2), 2),
+         ("decode-bf16-b2-h10x2-q1-k100-d64-sinks", dict(num_warps=2), 3),
          ("decode-fp16-b1-h2x2-q1-k300-d40", dict(num_warps=2), 9), ("decode-bf16-b1-h8x1-q4-k140-d64-causal", SMALL, 9),
          ("decode-bf16-b1-h8x1-q1-k300-d64", SMALL, 16), ("decode-bf16-b1-h8x1-q1-k130-d32-softcap30", SMALL, 9),
          ("decode-bf16-b1-h5x1-q4-k500-d40-causal-left80-sinks", dict(num_warps=1, q_in_registers=False), 7),
@@ -200,8 +202,8 @@ RANK = "const int rank = block_id() % 2;\n"
 
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_of_a_cluster_see_each_others_shared_memory(seed):
-    body = "SharedArray<float>{smem_base()}.set(thread_id(), float(block_id() * 100 + thread_id()));\nsync_cluster();\n" + RANK + \
-        READ + "sync_cluster();"
+    body = RANK + "SharedArray<float>{smem_base()}.set(thread_id(), float(block_id() * 100 + thread_id()));\n" + \
+        "sync_cluster();\n" + READ + "sync_cluster();"
     out, simulation = run(body, seed=seed, grid=6, cluster=2, out_words=192)
     assert simulation.findings == () and (out.reshape(6, 32) == np.array([100, 0, 300, 200, 500, 400])[:, None]).all()
 
@@ -226,3 +228,23 @@ def test_what_is_wrong_in_a_cluster_is_found(seed, body, words):
 
 def test_a_grid_is_whole_clusters():
     assert "3 blocks are no multiple of a cluster of 2" in finding("sync_cluster();", grid=3, cluster=2).message
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pieces", [64, 264])
+@pytest.mark.parametrize("text", ["decode-bf16-b1-h64x8-q1-k4096-d64", "decode-bf16-b2-h10x2-q4-k3000-d128-causal-left900-sinks",
+                                  "decode-fp16-b3-h8x8-q1-k700-d80-softcap30",
+                                  "decode-bf16-b1-h32x8-q2-k4096-d128-causal-kve4m3"])
+def test_results_on_a_gpu_are_right(text, pieces):
+    gpu = detect()
+    if gpu.arch < 90:
+        pytest.skip(f"clusters need compute capability 9.0, the GPU has {gpu.arch / 10}")
+    problem = Problem.parse(text)
+    for early in (True, False):
+        values = {"pieces": pieces, "dependent_launch": early, "prefetch_tiles": int(early), "cluster_merges": True}
+        chosen = KERNEL.config(problem.static, {**KERNEL.default(problem, gpu).values, **values})
+        result = verify(problem, chosen, gpu)
+        assert KERNEL.launches(problem, chosen).cluster > 1 and result.ok, result.message

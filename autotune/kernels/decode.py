@@ -82,8 +82,8 @@ class Launches:
     def __str__(self) -> str:
         """How the keys are cut, and who merges the pieces, in words."""
         if self.cluster > 1:
-            return (f"keys of each sequence are cut into {self.splits}, {self.grid} blocks in all; the {self.cluster} blocks of a "
-                    "cluster merge their pieces through shared memory")
+            return (f"keys of each sequence are cut into {self.splits}, {self.grid} blocks in all; the {self.cluster} blocks "
+                    "of a cluster merge their pieces through shared memory")
         if not self.slots:
             return f"keys are not cut: {self.grid} blocks, each with all keys of its rows"
         parts = f"into {self.splits}, {self.grid} blocks in all" if self.splits else \
@@ -146,8 +146,8 @@ class DecodeKernel(Kernel):
 
     def bind(self, problem: Problem, config: Config) -> Callable[..., Launches]:
         """A function of (batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype, num_splits, page_size, scale_strides, v_scale,
-        pages) that gives the `Launches` for problems with those sizes that are like `problem` otherwise. `uniform`: every sequence
-        has seqlen_q queries and seqlen_k keys; else that many at most, and the device reads how many. 0 splits are the
+        pages) that gives the `Launches` for problems with those sizes that are like `problem` otherwise. `uniform`: every
+        sequence has seqlen_q queries and seqlen_k keys; else that many at most, and the device reads how many. 0 splits are the
         config's choice, and nothing of 0 pages is prefetched."""
         heads_q, heads_kv, group = problem.heads_q, problem.heads_kv, problem.group
         block_rows, tile, least = self.block_rows(config), self.tile_keys(config), self.least_tiles(config)

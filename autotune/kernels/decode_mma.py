@@ -50,7 +50,7 @@ def clusters(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
     if v["cluster_merges"] and gpu.arch < 90:
         return f"cluster_merges needs compute capability 9.0, the GPU has {gpu.arch / 10}"
     if v["cluster_merges"] and (static.kv != "dense" or static.packed):
-        return "cluster_merges needs lengths that the host knows, so a cache without pages and one number of queries for all sequences"
+        return "cluster_merges needs lengths that the host knows, so a cache without pages and as many queries of each sequence"
     return None
 
 

@@ -167,7 +167,8 @@ struct Piece {
     DEVICE Piece(const Params& p, const Cut& sequence, int within, bool clustered)
         : cut(sequence), split(clustered ? within - quotient(within, cut.splits) * cut.splits
                                          : quotient(within, unsplit_pieces(p, sequence.queries.count))),
-          rows(p, sequence, clustered ? quotient(within, cut.splits) : within - split * unsplit_pieces(p, sequence.queries.count)) {
+          rows(p, sequence, clustered ? quotient(within, cut.splits)
+                                      : within - split * unsplit_pieces(p, sequence.queries.count)) {
 //% else
         : cut(sequence), split(quotient(within, unsplit_pieces(p, sequence.queries.count))),
           rows(p, sequence, within - split * unsplit_pieces(p, sequence.queries.count)) {
