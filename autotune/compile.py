@@ -184,7 +184,7 @@ def _write(folder: Path, binary: Binary) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
     except OSError as error:
-        raise CacheError(f"the cache folder {folder.parent} cannot be written ({error}); free some space, or set "
+        raise CacheError(f"the cache folder {folder.parent} cannot be written ({error.strerror or error}); free some space, or set "
                          "AUTOTUNE_CACHE to a folder that can be written") from None
     try:
         (scratch / "kernel.cu").write_text(binary.source)
@@ -199,7 +199,7 @@ def _write(folder: Path, binary: Binary) -> None:
             if not folder.exists():
                 raise
     except OSError as error:
-        raise CacheError(f"the cache folder {folder.parent} cannot be written ({error}); free some space, or set "
+        raise CacheError(f"the cache folder {folder.parent} cannot be written ({error.strerror or error}); free some space, or set "
                          "AUTOTUNE_CACHE to a folder that can be written") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -104,13 +104,13 @@ def detect(device: int = 0) -> Gpu:
         from cupy.cuda import runtime
     except ImportError as error:
         raise GpuError(f"no GPU can be used because CuPy cannot be imported ({error}); "
-                       "pip install cupy-cuda13x (driver 580 or newer) or cupy-cuda12x") from None
+                       "pip install 'autotune[cuda13]' (driver 580 or newer) or 'autotune[cuda12]'") from None
     try:
         properties = runtime.getDeviceProperties(device)
     except runtime.CUDARuntimeError as error:
         reason = error if runtime.driverGetVersion() else "there is no NVIDIA driver"
         raise GpuError(f"no GPU can be used: {reason}. `nvidia-smi` shows whether a driver is loaded; "
-                       "with --gpu NAME a model from the catalogue is taken instead") from None
+                       "what needs none takes a model of the catalogue (`autotune gpus`): --gpu NAME, gpu=NAME in Python") from None
     return from_properties(properties)
 
 

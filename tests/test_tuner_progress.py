@@ -31,7 +31,7 @@ def test_counts_best_and_time_left(clock):
     progress.trial(SPACE[1], ok(11.0))
     progress.trial(SPACE[2], Measurement(outcome="compile_failed", message="x"))
     best = f"best 11.0 us ({SPACE[1].digest})"
-    assert progress.status(1010.0) == f"3 configs: ok 2, compile failed 1; {best}; about 1 min 50 s left"
+    assert progress.status(1010.0) == f"3 configs: ok 2, compile failed 1; {best}; at most 1 min 50 s left"
     clock[0] += 20
     progress.finished("done")
     progress.problem("second")
