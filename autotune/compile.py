@@ -184,8 +184,8 @@ def _write(folder: Path, binary: Binary) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
     except OSError as error:
-        raise CacheError(f"the cache folder {folder.parent} cannot be written ({error.strerror or error}); free some space, or set "
-                         "AUTOTUNE_CACHE to a folder that can be written") from None
+        raise CacheError(f"the cache folder {folder.parent} cannot be written ({error.strerror or error}); free some "
+                         "space, or set AUTOTUNE_CACHE to a folder that can be written") from None
     try:
         (scratch / "kernel.cu").write_text(binary.source)
         (scratch / "kernel.cubin").write_bytes(binary.image)
@@ -199,8 +199,8 @@ def _write(folder: Path, binary: Binary) -> None:
             if not folder.exists():
                 raise
     except OSError as error:
-        raise CacheError(f"the cache folder {folder.parent} cannot be written ({error.strerror or error}); free some space, or set "
-                         "AUTOTUNE_CACHE to a folder that can be written") from None
+        raise CacheError(f"the cache folder {folder.parent} cannot be written ({error.strerror or error}); free some "
+                         "space, or set AUTOTUNE_CACHE to a folder that can be written") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -220,7 +220,7 @@ def _read(folder: Path, source: str, target: str) -> Binary | None:
 
 
 def _first_error(log: str) -> str:
-    """The line that says most: ptxas numbers its reasons ("(C7602)") and ends with "aborted due to errors", which says nothing."""
+    """The line that says most: ptxas numbers its reasons ("(C7602)") and ends with "aborted due to errors"."""
     lines = [line.strip() for line in log.splitlines()]
     telling = [line for line in lines if "error" in line and "aborted due to" not in line or "(C7" in line]
     return next(iter(telling), log.strip()[:200] or "no log")

@@ -109,8 +109,8 @@ def detect(device: int = 0) -> Gpu:
         properties = runtime.getDeviceProperties(device)
     except runtime.CUDARuntimeError as error:
         reason = error if runtime.driverGetVersion() else "there is no NVIDIA driver"
-        raise GpuError(f"no GPU can be used: {reason}. `nvidia-smi` shows whether a driver is loaded; "
-                       "what needs none takes a model of the catalogue (`autotune gpus`): --gpu NAME, gpu=NAME in Python") from None
+        raise GpuError(f"no GPU can be used: {reason}. `nvidia-smi` shows whether a driver is loaded; what "
+                       "needs none takes a model of the catalogue (`autotune gpus`): --gpu NAME, in Python gpu=NAME") from None
     return from_properties(properties)
 
 

@@ -81,8 +81,8 @@ class Progress:
         """``34 configs: ok 30, spilled 4; best 1234.5 us (0a1b2c3d); at most 1 min 20 s left``"""
         counts = ", ".join(f"{outcome.replace('_', ' ')} {count}" for outcome, count in self.outcomes.most_common())
         best = f"best {self._best[0]:.1f} us ({self._best[1].digest})" if self._best else "none works yet"
-        count = self.outcomes.total()
-        return f"{count} {'config' if count == 1 else 'configs'}: {counts}; {best}; at most {duration(self.seconds_left(now))} left"
+        count, left = self.outcomes.total(), duration(self.seconds_left(now))
+        return f"{count} {'config' if count == 1 else 'configs'}: {counts}; {best}; at most {left} left"
 
     def seconds_left(self, now: float) -> float:
         """From the pace of the problems done, or else from the guess; the problem at hand counts by its configs."""
