@@ -108,8 +108,7 @@ def _source(records: list[Record]) -> str:
     if others:
         lines += ["", "other winners; their sources differ in constants, `autotune source PROBLEM` prints them"]
     for record in others:
-        changed = {name: value for name, value in record.config.items
-                   if value != first.config[name] and name in _of_kind(kernel, record.config, "compile")}
+        changed = {name: value for name, value in kernel.compile_key(record.config) if value != first.config[name]}
         lines += [f"  {record.problem}", *_wrapped("      with ", _line(changed)),
                   *(f"      {line}" for line in _served(kernel, record))]
     header = "".join(f"// {line}".rstrip() + "\n" for line in lines)

@@ -46,6 +46,11 @@ class CompilerMissing(Exception):
 class CacheError(OSError):
     """The cache folder cannot be written."""
 
+    @classmethod
+    def of(cls, folder: Path, error: OSError) -> CacheError:
+        return cls(f"the cache folder {folder} cannot be written ({error.strerror or error}); free some space, or set "
+                   "AUTOTUNE_CACHE to a folder that can be written")
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -184,8 +189,7 @@ def _write(folder: Path, binary: Binary) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
     except OSError as error:
-        raise CacheError(f"the cache folder {folder.parent} cannot be written ({error.strerror or error}); free some "
-                         "space, or set AUTOTUNE_CACHE to a folder that can be written") from None
+        raise CacheError.of(folder.parent, error) from None
     try:
         (scratch / "kernel.cu").write_text(binary.source)
         (scratch / "kernel.cubin").write_bytes(binary.image)
@@ -199,8 +203,7 @@ def _write(folder: Path, binary: Binary) -> None:
             if not folder.exists():
                 raise
     except OSError as error:
-        raise CacheError(f"the cache folder {folder.parent} cannot be written ({error.strerror or error}); free some "
-                         "space, or set AUTOTUNE_CACHE to a folder that can be written") from None
+        raise CacheError.of(folder.parent, error) from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -9,7 +9,7 @@ from autotune import kernels
 from autotune.measure import Measurement, beats
 from autotune.records import Record
 from autotune.tuner.finalists import CONTENDER, UNLIKE, choose, decide, measured_record, predicted_record
-from autotune.tuner.search import distance
+from autotune.tuner.search import steps_between
 
 A, B, C, D = [c for c in SPACE if not fails(c)][:4]
 DEFAULT = FAKE.default(PROBLEM, H200)
@@ -29,8 +29,8 @@ def test_finalists_are_the_fastest_contenders_and_the_default():
 
 def test_half_of_the_finalists_are_unlike_those_before_them():
     first = A if A != DEFAULT else B
-    near = first, next(c for c in SPACE if c != DEFAULT and 0 < distance(FAKE, c, first) < UNLIKE and c.text > first.text)
-    far = next(c for c in SPACE if c != DEFAULT and all(distance(FAKE, c, other) >= UNLIKE for other in near))
+    near = first, next(c for c in SPACE if c != DEFAULT and 0 < steps_between(FAKE, c, first) < UNLIKE and c.text > first.text)
+    far = next(c for c in SPACE if c != DEFAULT and all(steps_between(FAKE, c, other) >= UNLIKE for other in near))
     times = {near[0]: 100.0, near[1]: 101.0, far: 104.0}
     assert choose(times, DEFAULT, 2, lambda config: FAKE) == [near[0], far, DEFAULT]
     assert choose(times, DEFAULT, 3, lambda config: FAKE) == [near[0], near[1], far, DEFAULT]

@@ -7,7 +7,6 @@ For each problem: the configuration that lookup chooses, and the default of ever
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from ..config import Config
 from ..gpu import Gpu
@@ -67,10 +66,4 @@ def _simulated(problem: Problem, config: Config, gpu: Gpu, seed: int):
         verdict = simulator.verify(small, config, range(seed, seed + SEEDS))
     except compile.CompileError as error:
         return Result(config, False, float("inf"), str(error))
-    except OSError as error:  # what is compiled goes to the cache folder
-        folder = compile.cache_dir()
-        if isinstance(error, compile.CacheError) or folder not in (path := Path(error.filename or "/"), *path.parents):
-            raise
-        raise compile.CacheError(f"the cache folder {folder} cannot be written ({error.strerror}); free some space, or set "
-                                 "AUTOTUNE_CACHE to a folder that can be written") from None
     return Result(config, verdict.ok, verdict.worst_ratio, f"{small}: {verdict.message}")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from ..compile import CompileError, CompilerMissing, cache_dir
+from ..compile import CacheError, CompileError, CompilerMissing, cache_dir
 
 RUNTIME = Path(__file__).parent / "runtime"
 # The runtime is compiled once; the kernel once for each config, so there compile time counts for more than speed. Undefined
@@ -43,14 +43,19 @@ def program(source: str, entries: tuple[str, ...]) -> Path:
     """The executable that simulates a kernel, from the cache folder or compiled.
 
     `source` is rendered with ptx="host"; `entries` are its kernels, each of one Params. Raises `CompileError`,
-    `CompilerMissing`.
+    `CompilerMissing`, and `CacheError` if the cache folder cannot be written.
     """
     text = _prepare(source, entries)
     key = _key(*KERNEL_FLAGS, _runtime_key(), text)
     path = cache_dir() / "simulator" / key / "kernel"
     if not path.exists():
-        objects = _runtime_objects()
-        _make(path.parent, lambda scratch: _compile_kernel(scratch, text, objects))
+        try:
+            objects = _runtime_objects()
+            _make(path.parent, lambda scratch: _compile_kernel(scratch, text, objects))
+        except OSError as error:
+            if cache_dir() not in (place := Path(error.filename or "/"), *place.parents):
+                raise
+            raise CacheError.of(cache_dir(), error) from None
     return path
 
 

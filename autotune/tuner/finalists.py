@@ -14,7 +14,7 @@ from ..measure import Measurement, within_noise
 from ..problem import Problem
 from ..records import GpuKey, Record
 from .builder import Built
-from .search import distance
+from .search import steps_between
 
 CONTENDER = 1.08  # configs within this factor of the best may win the final: racing times them with few samples
 UNLIKE = 3  # single-step changes of compile parameters
@@ -34,7 +34,7 @@ def choose(times_us: Mapping[Config, float], default: Config, count: int,
                     key=lambda config: (times_us[config], config.text))
     chosen = ranked[:count - count // 2]
     for config in [c for c in ranked if c not in chosen]:
-        if len(chosen) < count and all(distance(kernel_of(config), config, other) >= UNLIKE for other in chosen):
+        if len(chosen) < count and all(steps_between(kernel_of(config), config, other) >= UNLIKE for other in chosen):
             chosen.append(config)
     chosen += [config for config in ranked if config not in chosen][:count - len(chosen)]
     return [*chosen, default]

@@ -42,7 +42,7 @@ class Search:
         self._parameters = [p for p in kernel.parameters if not p.derived]
         self._index = {config: i for i, config in enumerate(self.space)}
         self._points = _coordinates(self._parameters, self.space)
-        self._ordered = np.array([_is_ordered(p) for p in self._parameters], dtype=bool)
+        self._ordered = _ordered(self._parameters)
         self._unseen = np.ones(len(self.space), dtype=bool)
         self._seeds = deque(dict.fromkeys(self._index[s] for s in seeds if s in self._index))
         self._groups: dict[tuple, list[int]] = {}
@@ -126,10 +126,9 @@ class Search:
         return np.array([min(group, key=lambda i: (steps[i], i)) for group in self._groups.values()])
 
     def _steps(self, point: np.ndarray, among: np.ndarray, columns: np.ndarray | None = None) -> np.ndarray:
-        """Single-step changes from `point` to each of `among`: a numeric parameter counts its steps, others 0 or 1."""
-        difference = np.abs(self._points[among].astype(int) - point)
-        difference[:, ~self._ordered] = difference[:, ~self._ordered] > 0
-        return (difference if columns is None else difference[:, columns]).sum(axis=1)
+        """Single-step changes from `point` to each of `among`, in `columns` if they are given."""
+        changes = _changes(self._points[among].astype(int), point, self._ordered)
+        return (changes if columns is None else changes[:, columns]).sum(axis=1)
 
     def _drop_seen_seeds(self) -> None:
         while self._seeds and not self._unseen[self._seeds[0]]:
@@ -197,28 +196,27 @@ class Search:
         return config
 
 
-def distance(kernel: Kernel, one: Config, other: Config) -> float:
-    """Single-step changes of compile parameters between a config of `kernel` and another: a numeric one counts its steps,
-    others 0 or 1. Infinite if that is of another kernel."""
+def steps_between(kernel: Kernel, one: Config, other: Config) -> float:
+    """Single-step changes of compile parameters between a config of `kernel` and another; infinite if that is of another
+    kernel."""
     if one.kernel != other.kernel:
         return float("inf")
     parameters = [p for p in kernel.parameters if p.kind == "compile" and not p.derived]
-    a, b = _coordinates(parameters, [one, other]).astype(int)
-    return int(sum(abs(x - y) if _is_ordered(p) else x != y for p, x, y in zip(parameters, a, b)))
+    here, there = _coordinates(parameters, [one, other]).astype(int)
+    return int(_changes(here, there, _ordered(parameters)).sum())
 
 
 def diverse(ranked: Sequence[Config], count: int, parameters: Iterable[Parameter], steps: int = 2) -> list[Config]:
     """The first `count` of `ranked` (best first) that lie at least `steps` single-step changes apart."""
     parameters = [p for p in parameters if not p.derived]
-    ordered = np.array([_is_ordered(p) for p in parameters], dtype=bool)
+    ordered = _ordered(parameters)
     chosen: list[Config] = []
     points: list[np.ndarray] = []
     for config in ranked:
         if len(chosen) == count:
             break
         point = _coordinates(parameters, [config])[0].astype(int)
-        difference = [np.abs(point - other) for other in points]
-        if all(np.where(ordered, d, d > 0).sum() >= steps for d in difference):
+        if all(_changes(point, other, ordered).sum() >= steps for other in points):
             chosen.append(config)
             points.append(point)
     return chosen
@@ -232,8 +230,15 @@ def _coordinates(parameters: Sequence[Parameter], space: Sequence[Config]) -> np
     return np.array(rows, dtype=np.int16).reshape(len(space), len(parameters))
 
 
-def _is_ordered(parameter: Parameter) -> bool:
-    return all(type(value) is int for value in parameter.values)
+def _ordered(parameters: Sequence[Parameter]) -> np.ndarray:
+    """(parameters,) bool: which are numeric."""
+    return np.array([all(type(value) is int for value in p.values) for p in parameters], dtype=bool)
+
+
+def _changes(points: np.ndarray, point: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """Single-step changes by parameter: a numeric one (`ordered`) counts its steps, others 0 or 1."""
+    difference = np.abs(points - point)
+    return np.where(ordered, difference, difference > 0)
 
 
 @contextmanager
