@@ -21,7 +21,8 @@ from autotune.gpu import detect
 
 RESULTS = Path(__file__).parent / "results" / "sanitizer-h200.yaml"
 TOOLS = ("memcheck", "racecheck")
-PROBLEMS = ("forward-bf16-b1-h4x2-q150-k200-d64-causal", "forward-fp16-b1-h4x1-q100-k170-d128-causal-left60-sinks")
+PROBLEMS = ("forward-bf16-b1-h4x2-q150-k200-d64-causal", "forward-fp16-b1-h4x1-q100-k170-d128-causal-left60-sinks",
+            "decode-bf16-b2-h8x2-q1-k700-d64", "decode-fp16-b2-h10x2-q2-k450-d128-page16-sinks")
 SUMMARY = re.compile(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+)")
 
 
@@ -41,8 +42,8 @@ def main() -> int:
         rows[problem] = {"verify": plain.stdout.strip().splitlines(), "exit": plain.returncode}
         clean &= plain.returncode == 0
         for name in TOOLS:
-            ran = subprocess.run([tool, "--tool", name, "--kernel-regex", "kns=forward_", *verify], capture_output=True,
-                                 text=True)
+            ran = subprocess.run([tool, "--tool", name, "--kernel-regex", f"kns={problem.split('-')[0]}_", *verify],
+                                 capture_output=True, text=True)
             found = SUMMARY.findall(ran.stdout + ran.stderr)
             errors = sum(map(int, found)) if found else -1  # -1: the tool said nothing
             rows[problem][name] = errors
