@@ -43,7 +43,7 @@ def config(problem, **values):
 def test_it_needs_sm_90_a_dense_cache_and_one_way_to_merge_the_rest():
     clustered = config(PROBLEM)
     assert KERNEL.illegal(PROBLEM.static, clustered, A100) == "dependent_launch needs compute capability 9.0, the GPU has 8.0"
-    plain = config(PROBLEM, dependent_launch=False, prefetch_tiles=0)
+    plain = config(PROBLEM, dependent_launch=False, prefetch_tiles=0, trigger_tiles=0)
     assert KERNEL.illegal(PROBLEM.static, plain, A100) == "cluster_merges needs compute capability 9.0, the GPU has 8.0"
     assert KERNEL.illegal(Problem.parse(PROBLEM.text + "-page16").static, clustered, H200).startswith(
         "cluster_merges needs lengths that the host knows")
@@ -244,7 +244,8 @@ def test_results_on_a_gpu_are_right(text, pieces):
         pytest.skip(f"clusters need compute capability 9.0, the GPU has {gpu.arch / 10}")
     problem = Problem.parse(text)
     for early in (True, False):
-        values = {"pieces": pieces, "dependent_launch": early, "prefetch_tiles": int(early), "cluster_merges": True}
+        values = {"pieces": pieces, "dependent_launch": early, "prefetch_tiles": int(early), "trigger_tiles": int(early),
+                  "cluster_merges": True}
         chosen = KERNEL.config(problem.static, {**KERNEL.default(problem, gpu).values, **values})
         result = verify(problem, chosen, gpu)
         assert KERNEL.launches(problem, chosen).cluster > 1 and result.ok, result.message

@@ -61,6 +61,7 @@ DECODE_FIELDS = (
 
 # With `dependent_launch`: what a block may have L2 fetch before the kernels before it have ended.
 EARLY_FIELDS = (Field("int", "prefetch_tiles", "tiles of each warp that are prefetched, 0: none"),
+                Field("int", "trigger_tiles", "tiles that each warp has left when the next kernel may come, 0: none"),
                 Field("int", "pages", "of the cache: numbers of pages below it are taken for right"))
 
 
@@ -159,6 +160,7 @@ class DecodeKernel(Kernel):
         page_reciprocals: dict[int, tuple[int, int]] = {0: (0, 0)}
         softcap = (problem.softcap * LOG2E,) if problem.softcap else ()
         dependent, prefetch_tiles = config["dependent_launch"], config["prefetch_tiles"]
+        trigger_tiles = config["trigger_tiles"]
         least_scale = LEAST_ALIBI_SCALE if problem.alibi and not softcap else 0.0
 
         def bound(batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype=0, num_splits=0, page_size=0,
@@ -186,7 +188,7 @@ class DecodeKernel(Kernel):
             scalars = (batch, heads_q, heads_kv, group, seqlen_q, seqlen_k, left, right, sink_dtype,
                        max(scale, least_scale) * LOG2E, page_size,
                        *page_reciprocals[page_size], *group_reciprocal, num_splits, pieces, *scale_strides,
-                       v_scale, *softcap, *((prefetch_tiles if pages else 0, pages) if dependent else ()))
+                       v_scale, *softcap, *((prefetch_tiles if pages else 0, trigger_tiles, pages) if dependent else ()))
             split = splits > cluster
             slots = 0 if not split else grid if num_splits else min(grid, pieces)
             return Launches(grid, batch * unsplit if split and combines else 0, slots, min(rows, block_rows),

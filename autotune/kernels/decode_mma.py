@@ -21,7 +21,9 @@ LATENCY_US = 0.8  # of a load from HBM
 LAUNCH_US = 2.5  # of a kernel in a graph, from the end of the one before
 DEPENDENT_LAUNCH_US = 1.2  # the same if it is in place by then, and only waits for what that has written: 0.7 to 1.9 less
 CLUSTER_MERGE_US = 0.6  # about 1200 clocks: two barriers of a cluster and a round trip to its shared memory
-PREFETCH_GAIN_US = (0.0, 0.5, 0.0)  # by prefetch_tiles: 0.3 to 1 measured on an H200; a second tile costs what it gains
+# With tiles prefetched before the kernel before has ended: 0.3 to 1 measured on an H200 if that lets this one come when its loop
+# has ended, 0.6 (8 MB of cache) to 5 (134 MB) if earlier.
+PREFETCH_GAIN_US, TRIGGER_GAIN_US = 0.5, 2.0
 
 
 def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
@@ -112,8 +114,11 @@ class DecodeMma(DecodeKernel):
                   "about how many blocks share the work"),
         Parameter("last_block_merges", (True, False), "launch", "the last block to arrive merges splits, not a second kernel",
                   barred="cluster_merges"),
-        Parameter("prefetch_tiles", (0, 1, 2), "launch",
+        Parameter("prefetch_tiles", (0, 1, 2, 4, 8, 16), "launch",
                   "tiles of each warp that L2 fetches before the kernel before has ended", absent=0, needs="dependent_launch",
+                  optional=True),
+        Parameter("trigger_tiles", (0, 1, 2, 4, 8, 16), "launch",
+                  "tiles that each warp still has when it lets the next kernel come into place", absent=0, needs="dependent_launch",
                   optional=True),
     )
     rules = (dependence, clusters, conversion, shared_memory, registers)
@@ -144,13 +149,15 @@ class DecodeMma(DecodeKernel):
         is resident."""
         block_m = 16 if rows_of(problem) <= 16 or problem.head_dim_v > 128 or problem.kv_dtype == "e4m3" else 32
         dependent, unsplit = gpu.arch >= 90, problem.batch * problem.heads_kv * row_tiles(problem, block_m)
+        one_round = unsplit <= 2 * gpu.sms  # then all blocks end together, and HBM would be idle meanwhile
+        early = 0 if not dependent else 4 if one_round else 1
         for num_warps, num_stages, blocks in ((4, 2, 2), (2, 3, 2), (4, 2, 1), (2, 2, 1), (1, 2, 1)):
             values = dict(block_m=block_m, block_n=16, num_warps=num_warps, num_stages=num_stages,
                           q_in_registers=problem.kv_dtype == "e4m3"
                           or block_m == 16 and problem.head_dim + problem.head_dim_v <= 384,
                           l2_prefetch=128, min_blocks_per_sm=blocks, dependent_launch=dependent, cluster_merges=False,
                           pieces=self.nearest("pieces", gpu.sms * (1 if unsplit <= gpu.sms * blocks else 8)),
-                          prefetch_tiles=int(dependent), last_block_merges=True)
+                          prefetch_tiles=early, trigger_tiles=early, last_block_merges=True)
             config = self.config(problem.static, values)
             if self.illegal(problem.static, config, gpu) is None:
                 break
@@ -183,6 +190,9 @@ class DecodeMma(DecodeKernel):
             steps.append(Step("decode_combine", launches.combine, COMBINE_THREADS, COMBINE_BYTES, dependent=dependent))
         return steps
 
+    def early_gain_us(self, config: Config) -> float:
+        return 0.0 if not config["prefetch_tiles"] else TRIGGER_GAIN_US if config["trigger_tiles"] else PREFETCH_GAIN_US
+
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Bytes over the bandwidth that the bytes in flight allow (Little's law), in whole rounds of blocks, and latencies:
         launch, first load, merging."""
@@ -201,5 +211,5 @@ class DecodeMma(DecodeKernel):
             splits = launches.grid / (problem.batch * problem.heads_kv * row_tiles(problem, config["block_m"]))
             merging = LATENCY_US + 0.02 * splits + (launch_us if launches.combine else LATENCY_US)
             bytes_read += 2 * launches.slots * launches.rows * problem.head_dim_v * 4
-        idle = launch_us + 2 * LATENCY_US + merging - PREFETCH_GAIN_US[config["prefetch_tiles"]]
+        idle = launch_us + 2 * LATENCY_US + merging - self.early_gain_us(config)
         return idle + bytes_read / bandwidth * tail

@@ -39,13 +39,16 @@ DEVICE u32 load_global_4(const void* global) {
 // Orders this thread's accesses to global memory before its later ones, for every thread of the GPU.
 DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-// Starts an asynchronous copy of 16 bytes that will not be needed again, and has L2 fetch the PREFETCH bytes around them.
-// Where `valid` is false nothing is read and zeros are written.
+// Starts an asynchronous copy of 16 bytes that will not be needed again, and has L2 fetch the PREFETCH bytes around them. They
+// are the first that L2 gives up, so that what is prefetched for the next kernel stays. Where `valid` is false nothing is read
+// and zeros are written.
 template <int PREFETCH> DEVICE void stream_async_16(u32 smem_address, const void* global, bool valid) {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     if constexpr (PREFETCH == 256)
-        asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
-                     :: "r"(smem_address), "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0) : "memory");
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;"
+                     :: "r"(smem_address), "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0), "l"(policy) : "memory");
     else
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
-                     :: "r"(smem_address), "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0) : "memory");
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;"
+                     :: "r"(smem_address), "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0), "l"(policy) : "memory");
 }
