@@ -95,7 +95,7 @@ CALLS = ("sync_block", "sync_warp", "copy_async_commit", "copy_async_wait", "clo
          "named_barrier_sync", "named_barrier_arrive",
          "mbarrier_init", "mbarrier_init_fence", "mbarrier_arrive", "mbarrier_arrive_expect", "mbarrier_wait",
          "fence_async_proxy", "wgmma_fence", "wgmma_commit", "wgmma_wait", "tma_store_commit", "tma_store_wait_read",
-         "fence_device", "wait_for_dependencies", "sync_cluster")
+         "fence_device", "wait_for_dependencies", "sync_cluster", "leave_cluster")
 
 
 @dataclass(frozen=True)

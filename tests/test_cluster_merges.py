@@ -32,7 +32,8 @@ PROBLEM = Problem.parse("decode-bf16-b1-h32x8-q1-k4096-d128")
 
 
 def config(problem, **values):
-    config = KERNEL.config(problem.static, {**KERNEL.default(problem, H200).values, "cluster_merges": True, **values})
+    config = KERNEL.config(problem.static, {**KERNEL.default(problem, H200).values, "block_n": 16,
+                                             "cluster_merges": True, **values})
     assert KERNEL.illegal(problem.static, config, H200) is None
     return config
 
@@ -189,7 +190,7 @@ def test_both_barriers_of_the_cluster_are_needed():
     problem = Problem.parse("decode-bf16-b1-h8x1-q1-k100-d32")
     chosen = config(problem, pieces=64, **SMALL)
     source = simulator.host_source(problem, chosen)
-    places = [match.span() for match in re.finditer(r"sync_cluster\(\);", source)]
+    places = [match.span() for match in re.finditer(r"(sync|leave)_cluster\(\);", source)]
     found = [simulator.verify(problem, chosen, (seed,), ("random",), source=source[:begin] + source[end:]).message
              for begin, end in places for seed in range(3)]
     assert len(places) == 2 and all(re.match("race|uninitialised read", message) for message in found), found

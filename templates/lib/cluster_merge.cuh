@@ -55,5 +55,5 @@ DEVICE void merge_cluster(const Params& p, const Piece& piece) {
         }
         finish(p, piece.rows, row, column, whole);
     }
-    sync_cluster();  // nobody reads this block's result any more
+    leave_cluster();  // when nobody reads this block's result any more
 }

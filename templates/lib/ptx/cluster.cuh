@@ -1,9 +1,14 @@
 // Thread-block clusters (sm_90): blocks that run together on neighbouring SMs and read each other's shared memory.
 
 // Waits for all threads of the cluster, each warp as one: what they did before, shared memory included, is visible after it. No
-// block reads another one's shared memory before all have begun, and none ends before others have read its own.
+// block reads another one's shared memory before all have begun.
 DEVICE void sync_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// The last that the threads of a cluster do: none ends before others have read its shared memory. What has been loaded is in use by
+// then, and what was written need not be visible: waiting for that too takes 0.5 us.
+DEVICE void leave_cluster() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
 // The address, for load_remote_floats only, of the same place in block `rank` of the cluster.

@@ -1,6 +1,7 @@
 // Twin of lib/ptx/cluster.cuh.
 
 DEVICE void sync_cluster(AT) { sim::cluster_barrier(line); }
+DEVICE void leave_cluster(AT) { sim::cluster_barrier(line); }
 DEVICE u32 remote_address(u32 smem_address, int rank, AT) { return sim::remote_address(smem_address, rank, line); }
 DEVICE Floats4 load_remote_floats(u32 address, AT) {
     Floats4 v;
