@@ -106,8 +106,10 @@ def test_wrong_merging_is_found(before, after):
     verdicts = []
     for features in ("causal-sinks", "causal-left90-sinks"):
         problem = forward(f"bf16-b1-h3x1-q70-k300-d64-{features}")
-        config = split(problem, num_splits=2 if problem.mask == "window" else 4, block_heads=2)
+        config = split(problem, num_splits=2 if problem.mask == "window" else 4, block_heads=2, block_n=32)
         source = simulator.host_source(problem, config)
+        if problem.mask == "window" and before not in source:
+            continue  # windows keep other statistics and edges
         assert source.count(before) == 1
         verdicts.append(simulator.verify(problem, config, (0, 1), ("random", "needles"), source=source.replace(before, after)))
     assert not all(verdict.ok for verdict in verdicts)

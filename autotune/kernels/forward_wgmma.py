@@ -161,9 +161,11 @@ class ForwardWgmma(ForwardKernel):
         return fields + ((splits.WORKSPACE_FIELD,) if config["split_keys"] else ())
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
-        tiles = "aligned" if static.packed and static.kv == "paged" else "kv"
+        window = static.mask == "window"
+        tiles = "aligned_" if static.packed and static.kv == "paged" else "window/" if window else "kv_"
         results = "partial" if config["split_keys"] else "finished"
-        return {**super().operands(static, config), "tiles_header": f"lib/{tiles}_tiles.cuh", "split_keys": config["split_keys"],
+        return {**super().operands(static, config), "tiles_header": f"lib/{tiles}tiles.cuh", "window": window,
+                "softmax_header": f"lib/{'window/' if window else ''}softmax.cuh", "split_keys": config["split_keys"],
                 "results_header": f"lib/results/{results}.cuh",
                 "wgmma_type": {"bf16": "bf16", "fp16": "f16"}[static.dtype], "qk": _multiply(config["block_n"]),
                 "pv": _multiply(static.head_dim_v)}
@@ -280,4 +282,4 @@ def _multiply(n: int) -> dict[str, object]:
     registers = [", ".join(f"%{4 * tile + i}" for i in range(4)) for tile in range(tiles)]
     bindings = [", ".join(f'"+f"(c[{tile}][{i}])' for i in range(4)) for tile in range(tiles)]
     return {"n": n, "tiles": tiles, "registers": [line + ", " for line in registers[:-1]] + registers[-1:],
-            "bindings": [line + "," for line in bindings[:-1]] + bindings[-1:], "inputs": [4 * tiles + i for i in range(5)]}
+            "bindings": [line + "," for line in bindings[:-1]] + bindings[-1:], "inputs": [4 * tiles + i for i in range(6)]}

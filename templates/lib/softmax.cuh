@@ -1,3 +1,5 @@
+//% include "lib/rescale.cuh"
+
 // Online softmax over C fragments of scores. Each lane holds two rows a fragment: index 0 is row c_row(), 1 is c_row() + 8.
 //
 // The running maximum is kept in units of raw scores; p = exp2(s * scale_log2 - maximum * scale_log2) is one fused
@@ -8,29 +10,6 @@ template <int TILES_M> struct RowStatistics {
 #pragma unroll
         for (int m = 0; m < TILES_M; ++m) maximum[m][0] = maximum[m][1] = -INF, sum[m][0] = sum[m][1] = 0;
     }
-};
-
-// The maximum of what this lane has of a row. INTEGER_MAX compares three integers at a time, in half as many instructions, and
-// again as floats in the rare lane all of whose scores are negative: their order is another one.
-template <bool INTEGER_MAX, int TILES_N> DEVICE float lane_max(const float (&s)[TILES_N][4], int half) {
-    int bits = -1;
-    if constexpr (INTEGER_MAX) {
-#pragma unroll
-        for (int n = 0; n < TILES_N; ++n) bits = max_of_three(bits, float_bits(s[n][half * 2]), float_bits(s[n][half * 2 + 1]));
-    }
-    float x = bits_float(bits);
-    if (!INTEGER_MAX || bits < 0) {
-        x = max_of(s[0][half * 2], s[0][half * 2 + 1]);
-#pragma unroll
-        for (int n = 1; n < TILES_N; ++n) x = max_of(x, max_of(s[n][half * 2], s[n][half * 2 + 1]));
-    }
-    return x;
-}
-
-// What the output and the sums have to be multiplied by when the running maximum moves.
-template <int TILES_M> struct Rescale {
-    float factor[TILES_M][2];
-    bool needed;  // the same in all lanes of the warp
 };
 
 // Moves the running maximum to cover the scores of one more tile.
@@ -66,17 +45,6 @@ DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowS
             }
     }
     return rescale;
-}
-
-template <int TILES_M, int TILES_V>
-DEVICE void rescale_output(float (&o)[TILES_M][TILES_V][4], const Rescale<TILES_M>& rescale) {
-    if (!rescale.needed) return;
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-#pragma unroll
-        for (int v = 0; v < TILES_V; ++v)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) o[m][v][i] *= rescale.factor[m][i / 2];
 }
 
 // Replaces scores by probabilities relative to the running maximum, and adds them to the sums.

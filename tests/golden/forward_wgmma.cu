@@ -367,9 +367,12 @@ DEVICE void wgmma_qk(float (&c)[16][4], u64 a, u64 b, bool accumulate) {
         : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
-// C (64 x 128) += A B with A in registers and B MN-major in shared memory.
-DEVICE void wgmma_pv(float (&c)[16][4], const u32 (&a)[4], u64 b) {
+// C (64 x 128) = or += A B with A in registers and B MN-major in shared memory.
+DEVICE void wgmma_pv(float (&c)[16][4], const u32 (&a)[4], u64 b, bool accumulate) {
     asm volatile(
+        "{\n"
+        ".reg .pred accumulate;\n"
+        "setp.ne.b32 accumulate, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
         "%0, %1, %2, %3, "
         "%4, %5, %6, %7, "
@@ -387,7 +390,8 @@ DEVICE void wgmma_pv(float (&c)[16][4], const u32 (&a)[4], u64 b) {
         "%52, %53, %54, %55, "
         "%56, %57, %58, %59, "
         "%60, %61, %62, %63"
-        "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"
+        "}, {%64, %65, %66, %67}, %68, accumulate, 1, 1, 1;\n"
+        "}\n"
         :
           "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
           "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
@@ -405,7 +409,7 @@ DEVICE void wgmma_pv(float (&c)[16][4], const u32 (&a)[4], u64 b) {
           "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
           "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
           "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 // The way back of ldmatrix.cuh's load_a (sm_90): a 16 x 16 tile in the layout of A to rows [row, row + 16), columns
 // [8 * chunk, 8 * chunk + 16) of a tile in shared memory.
@@ -621,6 +625,41 @@ DEVICE void store_fragments(const SmemTile<ROWS, COLUMNS>& tile, int tile_row, c
         if (Element* to = row_pointer(row)) store_global_16(to + chunk * 8, load_shared_16(tile.address(row, chunk)));
     }
 }
+// What online softmax asks of a tile of scores, and does to the output, whatever its sums are relative to.
+
+// The maximum of what this lane has of a row. INTEGER_MAX compares three integers at a time, in half as many instructions, and
+// again as floats in the rare lane all of whose scores are negative: their order is another one.
+template <bool INTEGER_MAX, int TILES_N> DEVICE float lane_max(const float (&s)[TILES_N][4], int half) {
+    int bits = -1;
+    if constexpr (INTEGER_MAX) {
+#pragma unroll
+        for (int n = 0; n < TILES_N; ++n) bits = max_of_three(bits, float_bits(s[n][half * 2]), float_bits(s[n][half * 2 + 1]));
+    }
+    float x = bits_float(bits);
+    if (!INTEGER_MAX || bits < 0) {
+        x = max_of(s[0][half * 2], s[0][half * 2 + 1]);
+#pragma unroll
+        for (int n = 1; n < TILES_N; ++n) x = max_of(x, max_of(s[n][half * 2], s[n][half * 2 + 1]));
+    }
+    return x;
+}
+
+// What the output and the sums have to be multiplied by when the running maximum moves.
+template <int TILES_M> struct Rescale {
+    float factor[TILES_M][2];
+    bool needed;  // the same in all lanes of the warp
+};
+
+template <int TILES_M, int TILES_V>
+DEVICE void rescale_output(float (&o)[TILES_M][TILES_V][4], const Rescale<TILES_M>& rescale) {
+    if (!rescale.needed) return;
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+        for (int v = 0; v < TILES_V; ++v)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[m][v][i] *= rescale.factor[m][i / 2];
+}
 // Online softmax over C fragments of scores. Each lane holds two rows a fragment: index 0 is row c_row(), 1 is c_row() + 8.
 //
 // The running maximum is kept in units of raw scores; p = exp2(s * scale_log2 - maximum * scale_log2) is one fused
@@ -633,34 +672,12 @@ template <int TILES_M> struct RowStatistics {
     }
 };
 
-// INTEGER_MAX takes a row's maximum by comparing three integers at a time, in half as many instructions, and again as floats
-// in the rare lane all of whose scores are negative: their order is another one.
-template <bool INTEGER_MAX, int TILES_N> DEVICE float fragment_row_max(const float (&s)[TILES_N][4], int half) {
-    int bits = -1;
-    if constexpr (INTEGER_MAX) {
-#pragma unroll
-        for (int n = 0; n < TILES_N; ++n) bits = max_of_three(bits, float_bits(s[n][half * 2]), float_bits(s[n][half * 2 + 1]));
-    }
-    float x = bits_float(bits);
-    if (!INTEGER_MAX || bits < 0) {
-        x = max_of(s[0][half * 2], s[0][half * 2 + 1]);
-#pragma unroll
-        for (int n = 1; n < TILES_N; ++n) x = max_of(x, max_of(s[n][half * 2], s[n][half * 2 + 1]));
-    }
-    return row_max(x);
-}
-
-// What the output and the sums have to be multiplied by when the running maximum moves.
-template <int TILES_M> struct Rescale {
-    float factor[TILES_M][2];
-    bool needed;  // the same in all lanes of the warp
-};
-
 // Moves the running maximum to cover the scores of one more tile.
 //
 // RESCALE_SLACK < 0 does so at every tile. Otherwise the maximum moves only when it has grown by more than RESCALE_SLACK (a
 // power of two) in some row of the warp: probabilities then reach at most 2^RESCALE_SLACK, and the division at the end
-// makes the result exact again. ROWS_MAY_BE_EMPTY guards rows that have seen no key so far.
+// makes the result exact again. Until then each lane looks at its own scores only: no shuffles, which are worth 1 to 7 % on an
+// H200. ROWS_MAY_BE_EMPTY guards rows that have seen no key so far.
 template <int RESCALE_SLACK, bool ROWS_MAY_BE_EMPTY, bool INTEGER_MAX = false, int TILES_M, int TILES_N>
 DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowStatistics<TILES_M>& rows, float scale_log2) {
     Rescale<TILES_M> rescale;
@@ -670,7 +687,8 @@ DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowS
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            maximum[m][half] = max_of(rows.maximum[m][half], fragment_row_max<INTEGER_MAX>(s[m], half));
+            maximum[m][half] = lane_max<INTEGER_MAX>(s[m], half);
+            if constexpr (RESCALE_SLACK < 0) maximum[m][half] = max_of(rows.maximum[m][half], row_max(maximum[m][half]));
             grown |= (maximum[m][half] - rows.maximum[m][half]) * scale_log2 > RESCALE_SLACK;
         }
     rescale.needed = RESCALE_SLACK < 0 || any_in_warp(grown);
@@ -679,6 +697,7 @@ DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowS
         for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                if constexpr (RESCALE_SLACK >= 0) maximum[m][half] = max_of(rows.maximum[m][half], row_max(maximum[m][half]));
                 float reference = ROWS_MAY_BE_EMPTY && maximum[m][half] == -INF ? 0 : maximum[m][half];
                 rescale.factor[m][half] = exp2_approx((rows.maximum[m][half] - reference) * scale_log2);
                 rows.maximum[m][half] = maximum[m][half];
@@ -686,17 +705,6 @@ DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowS
             }
     }
     return rescale;
-}
-
-template <int TILES_M, int TILES_V>
-DEVICE void rescale_output(float (&o)[TILES_M][TILES_V][4], const Rescale<TILES_M>& rescale) {
-    if (!rescale.needed) return;
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-#pragma unroll
-        for (int v = 0; v < TILES_V; ++v)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) o[m][v][i] *= rescale.factor[m][i / 2];
 }
 
 // Replaces scores by probabilities relative to the running maximum, and adds them to the sums.
@@ -827,7 +835,7 @@ DEVICE void start_pv(float (&o)[TILES_V][4], const u32 (&p)[STEPS_N][4], const V
     wgmma_fence();
 #pragma unroll
     for (int n = 0; n < STEPS_N; ++n)
-        wgmma_pv(o, p[n], descriptor_advance(descriptor_mn_major(v.base, VTile::PANEL_BYTES), n * 16 * 128));
+        wgmma_pv(o, p[n], descriptor_advance(descriptor_mn_major(v.base, VTile::PANEL_BYTES), n * 16 * 128), true);
     wgmma_commit();
 }
 DEVICE void pack(u32 (&p)[STEPS_N][4], const float (&s)[TILES_N][4]) {
