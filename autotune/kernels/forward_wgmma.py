@@ -161,11 +161,9 @@ class ForwardWgmma(ForwardKernel):
         return fields + ((splits.WORKSPACE_FIELD,) if config["split_keys"] else ())
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
-        window = static.mask == "window"
-        tiles = "aligned_" if static.packed and static.kv == "paged" else "window/" if window else "kv_"
+        tiles = "aligned" if static.packed and static.kv == "paged" else "tight"
         results = "partial" if config["split_keys"] else "finished"
-        return {**super().operands(static, config), "tiles_header": f"lib/{tiles}tiles.cuh", "window": window,
-                "softmax_header": f"lib/{'window/' if window else ''}softmax.cuh", "split_keys": config["split_keys"],
+        return {**super().operands(static, config), "tiles_header": f"lib/{tiles}_tiles.cuh", "split_keys": config["split_keys"],
                 "results_header": f"lib/results/{results}.cuh",
                 "wgmma_type": {"bf16": "bf16", "fp16": "f16"}[static.dtype], "qk": _multiply(config["block_n"]),
                 "pv": _multiply(static.head_dim_v)}
@@ -187,7 +185,7 @@ class ForwardWgmma(ForwardKernel):
                                                           lengths[0]) for lengths in problem.sequences or ((0, 0),))))
         few_keys = pairs < 1024 * rows
         values = dict(num_warpgroups=2, block_heads=1, block_n=128 if head_dim <= 128 else 96 if head_dim <= 192 else 64,
-                      num_stages=2, q_stages=1, overlap=not few_keys, ping_pong=False, rescale_slack=-1,
+                      num_stages=2, q_stages=1, overlap=not few_keys, ping_pong=not few_keys and head_dim <= 128, rescale_slack=8,
                       integer_max=False, min_blocks_per_sm=1,
                       longest_first=True, head_group=4, persistent=few_keys)
         if few_keys:
@@ -196,9 +194,9 @@ class ForwardWgmma(ForwardKernel):
                 values.update(num_warpgroups=3 if head_dim <= 64 else 2, block_n=80 if head_dim <= 128 else 64,
                               block_heads=next(heads for heads in (8, 4, 2, 1) if heads <= problem.group))
         elif head_dim <= 64:
-            values.update(num_warpgroups=3, ping_pong=True, block_n=112 if problem.softcap else 128)  # with 128, tanh spills
+            values.update(num_warpgroups=3, block_n=112 if problem.softcap else 128)  # with 128, tanh spills
         elif head_dim <= 128:
-            values.update(num_stages=3, rescale_slack=8)
+            values.update(num_stages=3)
         if problem.packed:
             values.update(persistent=True)
             if head_dim > 192:  # what more would be live spills

@@ -11,29 +11,18 @@ template <int BLOCK_N> struct KvTiles {
         key_begin = mask.key_begin(query_begin);
         key_end = max_of(mask.key_end(query_end), key_begin);
         origin = key_begin / BLOCK_N * BLOCK_N;
-//% if window
         end = max_of(ceil_div(key_end - origin, BLOCK_N), 1);  // one where there are no keys, so that no code is needed for that
-//% else
-        end = key_end > key_begin ? ceil_div(key_end - origin, BLOCK_N) : 0;
-//% endif
         left_edge = ceil_div(max_of(mask.shared_begin(query_end) - origin, 0), BLOCK_N);
         right_edge = max_of(mask.shared_end(query_begin) - origin, 0) / BLOCK_N;
     }
-//% if window
     static constexpr bool empty() { return false; }
-//% else
-    DEVICE bool empty() const { return end == 0; }
-//% endif
     DEVICE int first() const { return end - 1; }
     DEVICE static int next(int tile) { return tile - 1; }
     DEVICE static bool contains(int tile) { return tile >= 0; }
     DEVICE bool needs_mask(int tile) const { return tile < left_edge || tile >= right_edge; }
     DEVICE int first_key(int tile) const { return origin + tile * BLOCK_N; }
-    DEVICE bool has_key(int key) const { return key_begin <= key && key < key_end; }
-//% if window
     DEVICE int own_key(int tile) const { return first_key(tile); }  // the first key that no tile before this one holds
     // Every row sees the columns [left, right) of a tile.
     DEVICE int left(int tile) const { return tile < left_edge ? BLOCK_N : 0; }
     DEVICE int right(int tile) const { return tile >= right_edge ? 0 : BLOCK_N; }
-//% endif
 };

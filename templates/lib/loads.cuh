@@ -34,9 +34,7 @@ DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
         q_place.advance();
         if (tiles.empty()) continue;
         load_k(tiles.first());
-//% if window
 #pragma unroll 1  // four copies would push the groups' code out of the instruction cache
-//% endif
         for (int tile = tiles.first(); tiles.contains(tile); tile = tiles.next(tile)) {
             if (tiles.contains(tiles.next(tile))) load_k(tiles.next(tile));  // K runs one tile ahead, as its use does
             mbarrier_wait(rings.v.empty(v_place.stage), v_place.phase ^ 1);

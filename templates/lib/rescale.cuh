@@ -2,7 +2,7 @@
 
 // The maximum of what this lane has of a row. INTEGER_MAX compares three integers at a time, in half as many instructions, and
 // again as floats in the rare lane all of whose scores are negative: their order is another one.
-template <bool INTEGER_MAX, int TILES_N> DEVICE float lane_max(const float (&s)[TILES_N][4], int half) {
+template <bool INTEGER_MAX = false, int TILES_N> DEVICE float lane_max(const float (&s)[TILES_N][4], int half) {
     int bits = -1;
     if constexpr (INTEGER_MAX) {
 #pragma unroll

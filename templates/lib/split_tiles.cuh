@@ -5,8 +5,5 @@ DEVICE KvTiles<BLOCK_N> tiles_of_split(KvTiles<BLOCK_N> tiles, int split, int sp
     const int begin = split * each + min_of(split, longer);
     tiles.end = each + int(split < longer);
     tiles.key_begin += begin * BLOCK_N;
-//% if not window
-    tiles.left_edge -= begin, tiles.right_edge -= begin;
-//% endif
     return tiles;
 }

@@ -7,7 +7,6 @@ template <typename Tile> DEVICE void load_tile(Tile tile, const TensorMap& map, 
         tma_load(tile.base + panel * Tile::PANEL_BYTES, map, barrier, panel * 64, row, head, batch, hint);
 }
 
-//% if window
 // A buffer of a ring, and its descriptor as an operand.
 template <typename Tile> struct Buffer : Tile { u64 descriptor; };
 // The buffers of a ring. The descriptor of the first one has been through a shuffle, so that the compiler keeps it: it would make
@@ -37,31 +36,12 @@ DEVICE void start_pv(float (&o)[TILES_V][4], const u32 (&p)[STEPS_N][4], const B
     for (int n = 0; n < STEPS_N; ++n) wgmma_pv(o, p[n], descriptor_advance(v.descriptor, n * 16 * 128), n > 0 || accumulate);
     wgmma_commit();
 }
-//% else
-// Starts S = Q K^T of this group's 64 rows.
-DEVICE void start_qk(float (&s)[TILES_N][4], const QTile& q, const KTile& k) {
-    wgmma_fence();
-#pragma unroll
-    for (int d = 0; d < STEPS_D; ++d)
-        wgmma_qk(s, descriptor_advance(descriptor_k_major(q.base + d / 4 * QTile::PANEL_BYTES), d % 4 * 32),
-                 descriptor_advance(descriptor_k_major(k.base + d / 4 * KTile::PANEL_BYTES), d % 4 * 32), d > 0);
-    wgmma_commit();
-}
-// Starts O += P V.
-DEVICE void start_pv(float (&o)[TILES_V][4], const u32 (&p)[STEPS_N][4], const VTile& v) {
-    wgmma_fence();
-#pragma unroll
-    for (int n = 0; n < STEPS_N; ++n)
-        wgmma_pv(o, p[n], descriptor_advance(descriptor_mn_major(v.base, VTile::PANEL_BYTES), n * 16 * 128), true);
-    wgmma_commit();
-}
-//% endif
 DEVICE void pack(u32 (&p)[STEPS_N][4], const float (&s)[TILES_N][4]) {
 #pragma unroll
     for (int n = 0; n < STEPS_N; ++n) c_to_a<Element>(p[n], s[2 * n], s[2 * n + 1]);
 }
 
-//% if window and kv != "paged"
+//% if kv != "paged"
 // Zeroes the rows of a V tile whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN. Only a tile
 // that is alone and not full has such rows, at its begin.
 DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int tile, int group) {

@@ -8,7 +8,7 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
     for (int d = 0; d + 1 < TILES_V; d += 2) {
         u32 a[4];
         c_to_a<Element>(a, o[0][d], o[0][d + 1]);
-        store_a(${"OTile{tile.base + warp_row * 128}, lane_id(), 0" if window else "tile, lane_id(), warp_row"}, d, a);
+        store_a(OTile{tile.base + warp_row * 128}, lane_id(), 0, d, a);
     }
     if constexpr (TILES_V % 2 == 1) {
 #pragma unroll
@@ -38,11 +38,10 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
 // The leader of a group waits here until the copy engine has read what the group stored last.
 DEVICE void wait_until_read() { tma_store_wait_read(); }
 
-//% if window
 struct Results {
     // A sink is a key whose value is 0: where there is one, rows begin with it. `row` is this lane's first one.
-    DEVICE RowStatistics<1> begin(const Params& p, const Work& work, int row) const {
-        RowStatistics<1> rows;
+    DEVICE RowStatistics begin(const Params& p, const Work& work, int row) const {
+        RowStatistics rows;
         if (!p.sinks) return rows;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -57,7 +56,7 @@ struct Results {
         return rows;
     }
     // Divides by the sums and stores O and LSE. `tile` takes the place of the group's Q.
-    DEVICE void leave(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics<1>& rows, const Task& task,
+    DEVICE void leave(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics& rows, const Task& task,
                       const OTile& tile, int group, int row) const {
         float sum[2];
 #pragma unroll
@@ -78,28 +77,3 @@ struct Results {
         store_output(p, tile, o, task.work, group);
     }
 };
-//% else
-struct Results {
-    float sinks[2];  // of this lane's two rows, in log2 units
-
-    DEVICE void prepare(const Params& p, const Work& work, int row) {
-        for (int half = 0; half < 2; ++half)
-            sinks[half] = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
-    }
-    // Divides by the sums and stores O and LSE. `tile` takes the place of the group's Q.
-    DEVICE void leave(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics<1>& rows, const Task& task, const OTile& tile,
-                      int group, int row) const {
-        const Work& work = task.work;
-#pragma unroll
-        for (int half = 0; half < 2; ++half, row += 8) {
-            const RowEnd end = finish_row(rows.maximum[0][half] * p.scale_log2, row_sum(rows.sum[0][half]), sinks[half]);
-#pragma unroll
-            for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= end.factor, o[0][d][half * 2 + 1] *= end.factor;
-            if (p.lse && work.exists(row) && c_column() == 0)
-                p.lse[(i64(work.batch) * p.heads_q + work.head(row)) * p.seqlen_q + work.query(row)] = end.lse;
-        }
-        named_barrier_sync(1 + group, WARPGROUP_SIZE);  // all warps of the group are done with Q
-        store_output(p, tile, o, work, group);
-    }
-};
-//% endif

@@ -1,22 +1,21 @@
 //% include "lib/rescale.cuh"
-//% include "lib/window/mask.cuh"
+//% include "lib/warpgroup_mask.cuh"
 
-// Online softmax over C fragments of scores, as in lib/softmax.cuh, where a window may hide every key of a row's first tiles.
+// Online softmax over one C fragment of scores: of a lane's two rows, index 0 is row c_row(), 1 is c_row() + 8.
 //
 // What probabilities are relative to is kept in log2 units and begins at a finite number below all scores: nothing is ever -inf
-// minus -inf, and no tile asks whether a row has seen a key yet.
+// minus -inf, and no tile asks whether a row has seen a key yet. Row sums stay partial in each lane and are added up at the end.
 constexpr float LOWEST = -3e38f;
 
-template <int TILES_M> struct RowStatistics {
-    static_assert(TILES_M == 1, "a warp's rows are one fragment");
+struct RowStatistics {
     float reference[2] = {LOWEST, LOWEST}, sum[2] = {};
 };
 
 // Moves the reference to cover the scores of one more tile: at every tile if RESCALE_SLACK < 0, otherwise only where it would
-// grow by more than RESCALE_SLACK in some row of the warp. Until then each lane looks at its own scores only. (The bool, here and
-// below, is ROWS_MAY_BE_EMPTY in lib/softmax.cuh.)
-template <int RESCALE_SLACK, bool, bool INTEGER_MAX, int TILES_N>
-DEVICE Rescale<1> move_maximum(const float (&s)[1][TILES_N][4], RowStatistics<1>& rows, float scale_log2) {
+// grow by more than RESCALE_SLACK (a power of two) in some row of the warp: probabilities then reach at most 2^RESCALE_SLACK, and
+// the division at the end makes the result exact again. Until then each lane looks at its own scores only: no shuffles.
+template <int RESCALE_SLACK, bool INTEGER_MAX, int TILES_N>
+DEVICE Rescale<1> move_reference(const float (&s)[1][TILES_N][4], RowStatistics& rows, float scale_log2) {
     Rescale<1> rescale;
     const float maximum[2] = {lane_max<INTEGER_MAX>(s[0], 0), lane_max<INTEGER_MAX>(s[0], 1)};
     rescale.needed = RESCALE_SLACK < 0 || any_in_warp(maximum[0] * scale_log2 - rows.reference[0] > RESCALE_SLACK ||
@@ -34,7 +33,7 @@ DEVICE Rescale<1> move_maximum(const float (&s)[1][TILES_N][4], RowStatistics<1>
 }
 
 // Replaces scores by probabilities relative to the reference, and adds them to the sums.
-template <bool, int TILES_N> DEVICE void exponentiate(float (&s)[1][TILES_N][4], RowStatistics<1>& rows, float scale_log2) {
+template <int TILES_N> DEVICE void exponentiate(float (&s)[1][TILES_N][4], RowStatistics& rows, float scale_log2) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll

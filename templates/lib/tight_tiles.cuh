@@ -1,4 +1,4 @@
-// The key tiles that a block of query rows has to visit under a window, from the last to the first. Tiles are counted from the
+// The key tiles that a block of query rows has to visit, from the last to the first. Tiles are counted from the
 // first key that some row sees; the last one ends with the last such key and shares with the one before it what does not fill a
 // tile. So no tile holds keys that no row sees, unless all there are do not fill one: that tile begins before them. Where there
 // are none, there is such a tile all the same, so that no code is needed for that.
