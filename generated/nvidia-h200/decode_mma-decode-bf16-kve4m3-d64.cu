@@ -1,17 +1,24 @@
 // decode_mma for decode-bf16-kve4m3-d64 on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_n=16 num_warps=2 num_stages=6 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=3
+// config     block_m=16 block_n=16 num_warps=4 num_stages=3 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=4
 //            dependent_launch=true cluster_merges=false smem_bytes=49152
-// resources  decode_mma: 119 registers, 0 bytes spilled, 64 threads, 49152 bytes of shared memory
+// resources  decode_mma: 120 registers, 0 bytes spilled, 128 threads, 49152 bytes of shared memory
 // resources  decode_combine: 90 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b64-h64x8-q1-k4096-d64-kve4m3 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_n=16 num_warps=2 num_stages=6 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=3 dependent_launch=true cluster_merges=false smem_bytes=49152 pieces=1056 last_block_merges=true prefetch_tiles=1'
+// again      autotune source decode-bf16-b128-h64x8-q1-k8192-d64-kve4m3 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_n=16 num_warps=4 num_stages=3 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=4 dependent_launch=true cluster_merges=false smem_bytes=49152 pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=0'
 //
 // serves
+//   decode-bf16-b128-h64x8-q1-k8192-d64-kve4m3
+//       launched with pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       280.26 us measured (61 TFLOP/s), 1.084 x as fast as the default
+//       the best of 60, 0 within noise of it, 2026-11-30 03:44:51 UTC
+//
+// other winners; their sources differ in constants, `autotune source PROBLEM` prints them
 //   decode-bf16-b64-h64x8-q1-k4096-d64-kve4m3
-//       launched with pieces=1056 last_block_merges=true prefetch_tiles=1
-//       81.04 us measured (53 TFLOP/s), 1.007 x as fast as the default
-//       the best of 26, 1 within noise of it, 2026-11-30 01:23:38 UTC
+//       with num_warps=2 num_stages=6 min_blocks_per_sm=3
+//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       66.252 us measured (65 TFLOP/s), 1.314 x as fast as the default
+//       the best of 60, 4 within noise of it, 2026-11-30 03:44:44 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -308,15 +315,18 @@ DEVICE u32 load_global_4(const void* global) {
 // Orders this thread's accesses to global memory before its later ones, for every thread of the GPU.
 DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-// Starts an asynchronous copy of 16 bytes that will not be needed again, and has L2 fetch the PREFETCH bytes around them.
-// Where `valid` is false nothing is read and zeros are written.
+// Starts an asynchronous copy of 16 bytes that will not be needed again, and has L2 fetch the PREFETCH bytes around them. They
+// are the first that L2 gives up, so that what is prefetched for the next kernel stays. Where `valid` is false nothing is read
+// and zeros are written.
 template <int PREFETCH> DEVICE void stream_async_16(u32 smem_address, const void* global, bool valid) {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     if constexpr (PREFETCH == 256)
-        asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
-                     :: "r"(smem_address), "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0) : "memory");
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;"
+                     :: "r"(smem_address), "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0), "l"(policy) : "memory");
     else
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
-                     :: "r"(smem_address), "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0) : "memory");
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;"
+                     :: "r"(smem_address), "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0), "l"(policy) : "memory");
 }
 // Counters in global memory that several blocks draw numbers from.
 
@@ -389,11 +399,11 @@ constexpr int HEAD_DIM = 64;
 constexpr int HEAD_DIM_V = 64;
 constexpr int BLOCK_M = 16;
 constexpr int BLOCK_N = 16;
-constexpr int NUM_WARPS = 2;
-constexpr int NUM_STAGES = 6;
+constexpr int NUM_WARPS = 4;
+constexpr int NUM_STAGES = 3;
 constexpr bool Q_IN_REGISTERS = true;
 constexpr int L2_PREFETCH = 128;
-constexpr int MIN_BLOCKS_PER_SM = 3;
+constexpr int MIN_BLOCKS_PER_SM = 4;
 constexpr int SMEM_BYTES = 49152;
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILES_M = BLOCK_M / 16, TILES_N = BLOCK_N / 8, TILES_V = round_up(HEAD_DIM_V, 16) / 8;
@@ -454,6 +464,7 @@ struct Params {
     int v_scale_stride;
     float v_scale;  // of an 8-bit cache, beside v_scales
     int prefetch_tiles;  // tiles of each warp that are prefetched, 0: none
+    int trigger_tiles;  // tiles that each warp has left when the next kernel may come, 0: none
     int pages;  // of the cache: numbers of pages below it are taken for right
 };
 // Every query sees every key.
@@ -908,6 +919,41 @@ struct Work {
     const Rows& rows;
     DEVICE int query(int row) const { return rows.query(p, row); }
 };
+// What online softmax asks of a tile of scores, and does to the output, whatever its sums are relative to.
+
+// The maximum of what this lane has of a row. INTEGER_MAX compares three integers at a time, in half as many instructions, and
+// again as floats in the rare lane all of whose scores are negative: their order is another one.
+template <bool INTEGER_MAX = false, int TILES_N> DEVICE float lane_max(const float (&s)[TILES_N][4], int half) {
+    int bits = -1;
+    if constexpr (INTEGER_MAX) {
+#pragma unroll
+        for (int n = 0; n < TILES_N; ++n) bits = max_of_three(bits, float_bits(s[n][half * 2]), float_bits(s[n][half * 2 + 1]));
+    }
+    float x = bits_float(bits);
+    if (!INTEGER_MAX || bits < 0) {
+        x = max_of(s[0][half * 2], s[0][half * 2 + 1]);
+#pragma unroll
+        for (int n = 1; n < TILES_N; ++n) x = max_of(x, max_of(s[n][half * 2], s[n][half * 2 + 1]));
+    }
+    return x;
+}
+
+// What the output and the sums have to be multiplied by when the running maximum moves.
+template <int TILES_M> struct Rescale {
+    float factor[TILES_M][2];
+    bool needed;  // the same in all lanes of the warp
+};
+
+template <int TILES_M, int TILES_V>
+DEVICE void rescale_output(float (&o)[TILES_M][TILES_V][4], const Rescale<TILES_M>& rescale) {
+    if (!rescale.needed) return;
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+        for (int v = 0; v < TILES_V; ++v)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[m][v][i] *= rescale.factor[m][i / 2];
+}
 // Online softmax over C fragments of scores. Each lane holds two rows a fragment: index 0 is row c_row(), 1 is c_row() + 8.
 //
 // The running maximum is kept in units of raw scores; p = exp2(s * scale_log2 - maximum * scale_log2) is one fused
@@ -920,35 +966,12 @@ template <int TILES_M> struct RowStatistics {
     }
 };
 
-// INTEGER_MAX takes a row's maximum by comparing three integers at a time, in half as many instructions, and again as floats
-// in the rare lane all of whose scores are negative: their order is another one.
-template <bool INTEGER_MAX, int TILES_N> DEVICE float fragment_row_max(const float (&s)[TILES_N][4], int half) {
-    int bits = -1;
-    if constexpr (INTEGER_MAX) {
-#pragma unroll
-        for (int n = 0; n < TILES_N; ++n) bits = max_of_three(bits, float_bits(s[n][half * 2]), float_bits(s[n][half * 2 + 1]));
-    }
-    float x = bits_float(bits);
-    if (!INTEGER_MAX || bits < 0) {
-        x = max_of(s[0][half * 2], s[0][half * 2 + 1]);
-#pragma unroll
-        for (int n = 1; n < TILES_N; ++n) x = max_of(x, max_of(s[n][half * 2], s[n][half * 2 + 1]));
-    }
-    return row_max(x);
-}
-
-// What the output and the sums have to be multiplied by when the running maximum moves.
-template <int TILES_M> struct Rescale {
-    float factor[TILES_M][2];
-    bool needed;  // the same in all lanes of the warp
-};
-
 // Moves the running maximum to cover the scores of one more tile.
 //
 // RESCALE_SLACK < 0 does so at every tile. Otherwise the maximum moves only when it has grown by more than RESCALE_SLACK (a
 // power of two) in some row of the warp: probabilities then reach at most 2^RESCALE_SLACK, and the division at the end
 // makes the result exact again. ROWS_MAY_BE_EMPTY guards rows that have seen no key so far.
-template <int RESCALE_SLACK, bool ROWS_MAY_BE_EMPTY, bool INTEGER_MAX = false, int TILES_M, int TILES_N>
+template <int RESCALE_SLACK, bool ROWS_MAY_BE_EMPTY, int TILES_M, int TILES_N>
 DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowStatistics<TILES_M>& rows, float scale_log2) {
     Rescale<TILES_M> rescale;
     float maximum[TILES_M][2];
@@ -957,7 +980,7 @@ DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowS
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            maximum[m][half] = max_of(rows.maximum[m][half], fragment_row_max<INTEGER_MAX>(s[m], half));
+            maximum[m][half] = max_of(rows.maximum[m][half], row_max(lane_max(s[m], half)));
             grown |= (maximum[m][half] - rows.maximum[m][half]) * scale_log2 > RESCALE_SLACK;
         }
     rescale.needed = RESCALE_SLACK < 0 || any_in_warp(grown);
@@ -973,17 +996,6 @@ DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowS
             }
     }
     return rescale;
-}
-
-template <int TILES_M, int TILES_V>
-DEVICE void rescale_output(float (&o)[TILES_M][TILES_V][4], const Rescale<TILES_M>& rescale) {
-    if (!rescale.needed) return;
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-#pragma unroll
-        for (int v = 0; v < TILES_V; ++v)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) o[m][v][i] *= rescale.factor[m][i / 2];
 }
 
 // Replaces scores by probabilities relative to the running maximum, and adds them to the sums.
@@ -1303,6 +1315,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
     RowStatistics<TILES_M> rows;
     int stage = 0;
     for (; tile < piece.tile_end; tile += NUM_WARPS) {
+        if (tile >= piece.tile_end - p.trigger_tiles * NUM_WARPS) launch_dependents();  // the next kernel's prefetches follow
         const int ahead = tile + NUM_STAGES * NUM_WARPS;
         const KvRows::Place here = found[0];
         found[0] = find(ahead + NUM_WARPS);
@@ -1313,7 +1326,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         multiply_qk(s, k_tile(stage), q_fragment);
         sync_warp();  // and all lanes have read it
         load_k(stage, ahead, here);
-
         if (tiles.needs_mask(tile)) mask_scores(s, mask, Work{p, piece.rows}, 0, tiles, tile);
         rescale_output(o, move_maximum<RESCALE_SLACK, true>(s, rows, scale_log2));
         exponentiate<true>(s, rows, scale_log2);
