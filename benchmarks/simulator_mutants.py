@@ -85,11 +85,12 @@ REASONS: dict[tuple[str, str], str] = {
     ("sync_warp removed", "falls behind by a round"):
         "lanes that only wait: here each of them runs often enough, which a GPU does not promise",
     ("named_barrier_sync", "auto take_turn"): "turns only say who multiplies first; no result depends on that",
-    ("named_barrier_sync", "named_barrier_sync(1 + group, WARPGROUP_SIZE);"):
-        "before the output is staged: a warp writes only its own rows, and its wait covers the multiplies that read them",
     ("sync_warp removed", "sync_warp();"):
         "before a ring's buffer is filled again: ldmatrix and mma, by which it was read, are done by all lanes as one",
 }
+
+FUNCTION = re.compile(r"^ *(?:template <[^>]*> )?(?:DEVICE [^(]*?|extern \"C\" __global__ void (?:__launch_bounds__\([^)]*\) )?)(\w+)\(",
+                      re.M)
 
 CALLS = ("sync_block", "sync_warp", "copy_async_commit", "copy_async_wait", "close_copies", "wait_for_copies",
          "named_barrier_sync", "named_barrier_arrive",
@@ -100,11 +101,12 @@ CALLS = ("sync_block", "sync_warp", "copy_async_commit", "copy_async_wait", "clo
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of a template's text. `line` and `occurrence` find its place in any rendering."""
+    """One change of a template's text. `function`, `line` and `occurrence` find its place in any rendering."""
 
     operation: str
+    function: str  # in which it is: that begins last before it
     line: str  # of the original, stripped
-    occurrence: int  # which of several places with that line and operation
+    occurrence: int  # which of several places in the function with that line and operation
     before: str
     after: str
 
@@ -127,11 +129,13 @@ def mutants_of(source: str) -> Iterator[tuple[Mutant, str, str]]:
     Only what comes after the twins is changed.
     """
     begin = source.index("using Element =")
-    counts: dict[tuple[str, str, str], int] = {}
+    counts: dict[tuple[str, ...], int] = {}
+    functions = [(match.start(), match.group(1)) for match in FUNCTION.finditer(source)]
     for start, end, operation, after in sorted(_edits(source, begin)):
         line = source[source.rfind("\n", 0, start) + 1:source.find("\n", start)].strip()
-        key = (operation, line, after)
-        mutant = Mutant(operation, line, counts.get(key, 0), source[start:end], after)
+        function = next(name for begins, name in reversed(functions) if begins < start)
+        key = (operation, function, line, after)
+        mutant = Mutant(operation, function, line, counts.get(key, 0), source[start:end], after)
         counts[key] = mutant.occurrence + 1
         stop = "" if mutant.is_declaration else f"{source[:start]}(__builtin_trap(), {source[start:end]}){source[end:]}"
         yield mutant, source[:start] + after + source[end:], stop

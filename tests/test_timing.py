@@ -74,6 +74,13 @@ def test_interleave_takes_turns_and_reverses(bench):
     assert (a.time_us, b.time_us, c.time_us) == (1.0, 2.0, 3.0) and len(b.samples_us) == 3
 
 
+def test_rounds_are_dealt_out_to_captures(bench):
+    """Three graphs of one candidate, of which two are slow: none of them decides alone."""
+    graphs = iter([[33.0] * 9, [39.0] * 9, [38.0] * 9])
+    measured, = bench.interleave([timing.Candidate("a", lambda _: iter(next(graphs)))], rounds=9, captures=3)
+    assert measured.samples_us == (33.0,) * 3 + (39.0,) * 3 + (38.0,) * 3 and measured.time_us == 38.0
+
+
 def test_our_own_kernels_compile():
     pytest.importorskip("cupy")
     from cupy.cuda import nvrtc

@@ -47,8 +47,9 @@ class Bench:
         candidate.launch(0)
         return Measurement.of_samples([self._time] * 3, error_ratio=error_ratio)
 
-    def interleave(self, candidates, rounds):
+    def interleave(self, candidates, rounds, captures):
         self.rounds = rounds
+        assert captures == module.FINAL_CAPTURES > 1
         return [Measurement.of_samples([self._time + i] * 3) for i, _ in enumerate(candidates)]
 
 

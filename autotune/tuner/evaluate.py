@@ -24,6 +24,7 @@ QUICK_KIND = "mixed"  # blocks of needles, random, large and equal inputs in one
 RACE_SECONDS = 0.03  # of timing; a config that is clearly slower than the best stops earlier
 PROMISING = 1.05  # configs within this factor of the best are checked on every kind of inputs
 FINAL_ROUNDS = (7, 30)  # at least, at most
+FINAL_CAPTURES = 3  # a median of them is not one lucky graph's
 
 
 class Evaluator:
@@ -79,7 +80,8 @@ class Evaluator:
             able = [i for i, verdict in enumerate(verdicts) if verdict.ok]
             round_s = 1e-6 * len(able) * max(REPLAY_US, expected_us * len(self._bench.sets))
             rounds = int(min(max(seconds / round_s if able else 0, FINAL_ROUNDS[0]), FINAL_ROUNDS[1]))
-            timed = self._bench.interleave([self._candidate(entries[i][0], runs[i]) for i in able], rounds) if able else []
+            candidates = [self._candidate(entries[i][0], runs[i]) for i in able]
+            timed = self._bench.interleave(candidates, rounds, FINAL_CAPTURES) if able else []
             results = [_wrong(verdict) for verdict in verdicts]
             for i, measurement in zip(able, timed):
                 results[i] = replace(measurement, error_ratio=verdicts[i].worst_ratio)
