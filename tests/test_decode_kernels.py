@@ -69,7 +69,7 @@ def test_full_sequences_are_cut_by_the_host_into_about_as_many_pieces_as_asked_f
 
 def test_a_call_may_ask_for_a_number_of_splits():
     problem = Problem.parse("decode-bf16-b2-h8x2-q1-k4096-d64")
-    config = KERNEL.default(problem, GPU)
+    config = KERNEL.config(problem.static, {**KERNEL.default(problem, GPU).values, "block_n": 16})
     for asked, got in ((1, 1), (7, 7), (100000, 256)):
         launches = KERNEL.launches(problem, config, num_splits=asked)
         assert launches.grid == 4 * got and (launches.slots == 0) == (got == 1)
@@ -127,7 +127,7 @@ def test_a_bound_that_hides_nothing_goes_but_one_that_depends_on_lengths_stays()
 
 def test_predictions_prefer_more_bytes_in_flight_and_fewer_launches():
     large = Problem.parse("decode-bf16-b64-h32x8-q1-k4096-d128")
-    base = KERNEL.default(large, GPU).values
+    base = {**KERNEL.default(large, GPU).values, "block_n": 16, "pieces": 132}
 
     def estimate(problem, **values):
         return KERNEL.estimate_us(problem, KERNEL.config(problem.static, {**base, **values}), GPU, 128)

@@ -89,8 +89,11 @@ def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
 
 # Defaults by block_n, num_warps, num_stages and min_blocks_per_sm: the first that is legal. Where 16 rows leave registers for
 # them, 32 keys a tile are as fast as 16 or faster: 34.1 against 36.8 us (D64, batch 1, 64k), 76 against 98 (the same in e4m3 pages).
+# A block that has an SM for itself stands as evenly as the kernel before it did; where several find room, those of one round come to
+# stand unevenly in some graphs (33.6 us, or 36 to 40: D64, batch 8, 8k), which costs more than it gains from 512 KB a block on.
 NARROW = ((16, 4, 2, 2), (16, 2, 3, 2), (16, 4, 2, 1), (16, 2, 2, 1), (16, 1, 2, 1))
-SKELETONS = {False: NARROW, True: ((32, 4, 2, 2), (32, 4, 2, 1), *NARROW)}
+WIDE = ((32, 4, 2, 2), (32, 4, 2, 1), *NARROW)
+ALONE, ALONE_BYTES = (32, 8, 2, 1), 512 * 1024
 
 NO_CONSTANTS = ("DEPENDENT_LAUNCH", "CLUSTER_MERGES")  # before sm_90 the source must not name their instructions
 
@@ -156,7 +159,10 @@ class DecodeMma(DecodeKernel):
         block_m = 16 if rows_of(problem) <= 16 or problem.head_dim_v > 128 or problem.kv_dtype == "e4m3" else 32
         dependent, unsplit = gpu.arch >= 90, problem.batch * problem.heads_kv * row_tiles(problem, block_m)
         one_round = unsplit <= 2 * gpu.sms  # then all blocks end together, and HBM would be idle meanwhile
-        for block_n, num_warps, num_stages, blocks in SKELETONS[block_m == 16 and problem.head_dim_v <= 128]:
+        skeletons = WIDE if block_m == 16 and problem.head_dim_v <= 128 else NARROW
+        if skeletons is WIDE and one_round and problem.cache_bytes >= ALONE_BYTES * gpu.sms:
+            skeletons = (ALONE, *skeletons)
+        for block_n, num_warps, num_stages, blocks in skeletons:
             early = 0 if not dependent else 64 // block_n if one_round else 1
             values = dict(block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages,
                           q_in_registers=problem.kv_dtype == "e4m3"
