@@ -291,8 +291,8 @@ PROBES = (
     store_global_floats(out + thread_id() * 4, {v.x[0] + w.x[3], v.x[1] + w.x[2], v.x[2] + w.x[1], v.x[3] + w.x[0]});
     store_global_floats(out + 128 + thread_id() * 2, v.x[0], w.x[1]);
     p.out[192 + thread_id()] = load_global_4(p.in + 255 - thread_id());""", floats(256), floats=True),
-    Probe("clusters", ("sync_cluster", "leave_cluster", "remote_address", "load_remote_floats"), CLUSTER, out_words=6 * 32, grid=6, cluster=3,
-          arch=90, floats=True),
+    Probe("clusters", ("sync_cluster", "leave_cluster", "remote_address", "load_remote_floats"), CLUSTER, out_words=6 * 32,
+          grid=6, cluster=3, arch=90, floats=True),
     Probe("tickets", ("fence_device", "take_ticket", "store_global_floats", "load_global_floats"), TICKETS,
           out_words=64 + 6 * 128, grid=6, floats=True),
     Probe("copies", ("copy_async_16", "copy_async_commit", "copy_async_wait"), COPIES.replace("{0}", "copy_async_16"), threads=64,

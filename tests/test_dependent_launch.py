@@ -230,16 +230,20 @@ def test_what_l2_must_not_fetch_is_found(body, words):
 def test_what_is_prefetched_changes_nothing(text):
     problem = Problem.parse(text)
     for tiles, left in ((0, 0), (1, 0), (2, 4), (8, 1)):
-        found = simulator.verify(problem, config(problem, prefetch_tiles=tiles, trigger_tiles=left, pieces=64), (0, 1, 2), ("random",))
+        chosen = config(problem, prefetch_tiles=tiles, trigger_tiles=left, pieces=64)
+        found = simulator.verify(problem, chosen, (0, 1, 2), ("random",))
         assert found.ok, found
 
 
 def test_prefetches_come_with_dependent_launches_only():
     problem = Problem.parse("decode-bf16-b1-h32x8-q1-k4096-d64")
     early = KERNEL.default(problem, H200)
-    assert early["block_n"] == 32 and early["prefetch_tiles"] == early["trigger_tiles"] == 2 and early["pieces"] == 132 and early["min_blocks_per_sm"] == 2
+    assert early["block_n"] == 32 and early["prefetch_tiles"] == early["trigger_tiles"] == 2
+    assert early["pieces"] == 132 and early["min_blocks_per_sm"] == 2
     plain = KERNEL.config(problem.static, {**early.values, "dependent_launch": False})
     assert KERNEL.illegal(problem.static, plain, H200) == "prefetch_tiles is 2; without dependent_launch it must be 0"
+    plain = KERNEL.config(problem.static, {**plain.values, "prefetch_tiles": 0})
+    assert KERNEL.illegal(problem.static, plain, H200) == "trigger_tiles is 2; without dependent_launch it must be 0"
     assert KERNEL.illegal(problem.static, config(problem, prefetch_tiles=0), H200) is None
 
 
