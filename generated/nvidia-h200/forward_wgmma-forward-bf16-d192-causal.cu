@@ -805,7 +805,8 @@ using VTile = SmemTile<BLOCK_N, HEAD_DIM_V>;
 // What a warpgroup and its loader do with whole tiles: copies and products.
 
 // Starts the copies of one tile, a panel of 64 columns at a time.
-template <typename Tile> DEVICE void load_tile(Tile tile, const TensorMap& map, u32 barrier, int row, int head, int batch, u64 hint) {
+template <typename Tile>
+DEVICE void load_tile(Tile tile, const TensorMap& map, u32 barrier, int row, int head, int batch, u64 hint) {
 #pragma unroll
     for (int panel = 0; panel < Tile::PANELS; ++panel)
         tma_load(tile.base + panel * Tile::PANEL_BYTES, map, barrier, panel * 64, row, head, batch, hint);
@@ -845,8 +846,8 @@ DEVICE void pack(u32 (&p)[STEPS_N][4], const float (&s)[TILES_N][4]) {
     for (int n = 0; n < STEPS_N; ++n) c_to_a<Element>(p[n], s[2 * n], s[2 * n + 1]);
 }
 
-// Zeroes the rows of a V tile whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN. Only a tile
-// that is alone and not full has such rows, at its begin.
+// Zeroes the rows of a V tile whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN. Only a
+// tile that is alone (in its split) and not full has such rows, at its begin.
 DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int tile, int group) {
     const int hidden = tiles.key_begin - tiles.first_key(tile);
     if (hidden <= 0) return;
@@ -948,45 +949,43 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
 // The leader of a group waits here until the copy engine has read what the group stored last.
 DEVICE void wait_until_read() { tma_store_wait_read(); }
 
-struct Results {
-    // A sink is a key whose value is 0: where there is one, rows begin with it. `row` is this lane's first one.
-    DEVICE RowStatistics begin(const Params& p, const Work& work, int row) const {
-        RowStatistics rows;
-        if (!p.sinks) return rows;
+// A sink is a key whose value is 0: where there is one, rows begin with it. `row` is this lane's first one.
+DEVICE RowStatistics begin_rows(const Params& p, const Work& work, int row) {
+    RowStatistics rows;
+    if (!p.sinks) return rows;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            if (half == 1 && UNIT_QUERIES % 16 == 0) {  // both rows are of one head
-                rows.reference[1] = rows.reference[0], rows.sum[1] = rows.sum[0];
-            } else {
-                const float sink = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
-                rows.reference[half] = max_of(LOWEST, sink);
-                rows.sum[half] = c_column() == 0 ? exp2_approx(sink - rows.reference[half]) : 0;
-            }
+    for (int half = 0; half < 2; ++half) {
+        if (half == 1 && UNIT_QUERIES % 16 == 0) {  // both rows are of one head
+            rows.reference[1] = rows.reference[0], rows.sum[1] = rows.sum[0];
+        } else {
+            const float sink = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
+            rows.reference[half] = max_of(LOWEST, sink);
+            rows.sum[half] = c_column() == 0 ? exp2_approx(sink - rows.reference[half]) : 0;
         }
-        return rows;
     }
-    // Divides by the sums and stores O and LSE. `tile` takes the place of the group's Q.
-    DEVICE void leave(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics& rows, const Task& task,
-                      const OTile& tile, int group, int row) const {
-        float sum[2];
+    return rows;
+}
+// Divides by the sums and stores O and LSE. `tile` takes the place of the group's Q.
+DEVICE void end_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics& rows, const Task& task, const OTile& tile,
+              int group, int row) {
+    float sum[2];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            sum[half] = row_sum(rows.sum[half]);
-            const float factor = reciprocal_approx(max_of(sum[half], 1e-37f));  // 0 * 1e37 is 0, for a row that saw no key
+    for (int half = 0; half < 2; ++half) {
+        sum[half] = row_sum(rows.sum[half]);
+        const float factor = reciprocal_approx(max_of(sum[half], 1e-37f));  // 0 * 1e37 is 0, for a row that saw no key
 #pragma unroll
-            for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= factor, o[0][d][half * 2 + 1] *= factor;
-        }
-        if (p.lse && c_column() == 0) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half, row += 8)
-                if (task.work.exists(row))
-                    p.lse[(i64(task.work.batch) * p.heads_q + task.work.head(row)) * p.seqlen_q + task.work.query(row)] =
-                        (rows.reference[half] + log2_approx(sum[half])) * LN2;
-        }
-        // No barrier: the group's products are done, and a warp's rows of the tile take the place of its own rows of Q.
-        store_output(p, tile, o, task.work, group);
+        for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= factor, o[0][d][half * 2 + 1] *= factor;
     }
-};
+    if (p.lse && c_column() == 0) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half, row += 8)
+            if (task.work.exists(row))
+                p.lse[(i64(task.work.batch) * p.heads_q + task.work.head(row)) * p.seqlen_q + task.work.query(row)] =
+                    (rows.reference[half] + log2_approx(sum[half])) * LN2;
+    }
+    // No barrier: the group's products are done, and a warp's rows of the tile take the place of its own rows of Q.
+    store_output(p, tile, o, task.work, group);
+}
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_wgmma(const __grid_constant__ Params p) {
     const int blocks = Work::count(p);
     const Rings rings;
@@ -1036,7 +1035,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
 
         float o[1][TILES_V][4];
         RowStatistics rows;
-        Results results;
         if (!tiles.empty()) {
             float s[1][TILES_N][4];
             u32 probabilities[STEPS_N][4];
@@ -1062,14 +1060,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             wait_k();
             start_qk(s[0], q, k_tile(k_place.stage));  // out of turn: another group is at the end of its last block
             if constexpr (RELEASE_LATE) release_q();
-            rows = results.begin(p, work, warp_row + c_row());  // behind the product
+            rows = begin_rows(p, work, warp_row + c_row());  // behind the product
             wgmma_wait<0>(s[0]);
             release_k();
             softmax(tile);
             pack(probabilities, s[0]);
 
-            // Each step multiplies this tile's P V and, with OVERLAP before it, the next tile's Q K^T. There is one copy of it, for
-            // tiles with and without a mask: three took up to 10 % longer, as they do not fit the instruction cache.
+            // Each step multiplies this tile's P V and, with OVERLAP before it, the next tile's Q K^T. There is one copy of it,
+            // for tiles with and without a mask: three took up to 10 % longer, as they do not fit the instruction cache.
             while (tiles.contains(tiles.next(tile))) {
                 const int following = tiles.next(tile);
                 if constexpr (OVERLAP) {
@@ -1109,7 +1107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
         } else {  // zeros go the same way
             if constexpr (RELEASE_LATE) release_q();
         }
-        results.leave(p, o, rows, task, OTile{q_tile(q_place.stage, group).base}, group, warp_row + c_row());
+        end_rows(p, o, rows, task, OTile{q_tile(q_place.stage, group).base}, group, warp_row + c_row());
         leaving = q_place.stage;
         if constexpr (!RELEASE_LATE) release_q();
         q_place.advance();

@@ -1,6 +1,7 @@
 // The key tiles that a block of query rows has to visit, from the last to the first, where keys stand in pages: tiles begin at
 // multiples of BLOCK_N, and so boxes of the copy engine at multiples of their size, none of which lies across the border of two
-// pages. Tiles that no row sees are not among them; tiles that every row sees whole need no mask.
+// pages. Tiles that no row sees are not among them, but for one where there are no keys, so that no code is needed for that;
+// tiles that every row sees whole need no mask.
 template <int BLOCK_N> struct KvTiles {
     int key_begin, key_end;     // keys that some row sees
     int origin, end;            // first key of tile 0; tiles [0, end)
@@ -11,7 +12,7 @@ template <int BLOCK_N> struct KvTiles {
         key_begin = mask.key_begin(query_begin);
         key_end = max_of(mask.key_end(query_end), key_begin);
         origin = key_begin / BLOCK_N * BLOCK_N;
-        end = max_of(ceil_div(key_end - origin, BLOCK_N), 1);  // one where there are no keys, so that no code is needed for that
+        end = max_of(ceil_div(key_end - origin, BLOCK_N), 1);
         left_edge = ceil_div(max_of(mask.shared_begin(query_end) - origin, 0), BLOCK_N);
         right_edge = max_of(mask.shared_end(query_begin) - origin, 0) / BLOCK_N;
     }

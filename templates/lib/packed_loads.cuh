@@ -21,13 +21,13 @@ DEVICE void load_blocks(const Params& p, const Rings& rings) {
         mbarrier_wait(rings.q.empty(q_place.stage), q_place.phase ^ 1);
         if (first) {
             task_at(q_place.stage).set(0, Task{work, tiles, true});
-            mbarrier_arrive_expect(rings.q.full(q_place.stage), tiles.empty() ? 0 : NUM_WARPGROUPS * QTile::BYTES);
-            for (int group = 0; group < NUM_WARPGROUPS && !tiles.empty(); ++group)
+            mbarrier_arrive_expect(rings.q.full(q_place.stage), NUM_WARPGROUPS * QTile::BYTES);
+            for (int group = 0; group < NUM_WARPGROUPS; ++group)
                 load_tile(q_tile(q_place.stage, group), p.q_map, rings.q.full(q_place.stage), work.query(group * UNIT_ROWS),
                           work.head_begin, 0, CACHE_EVICT_FIRST);
         }
         q_place.advance();
-        if (!tiles.empty()) load_k(tiles.first());
+        load_k(tiles.first());
         for (int tile = tiles.first(); tiles.contains(tile); tile = tiles.next(tile)) {
             if (tiles.contains(tiles.next(tile))) load_k(tiles.next(tile));  // K runs one tile ahead, as its use does
             load(v_tile(v_place.stage), p.v_map, rings.v, v_place, tiles.first_key(tile));

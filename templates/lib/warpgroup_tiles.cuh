@@ -1,7 +1,8 @@
 // What a warpgroup and its loader do with whole tiles: copies and products.
 
 // Starts the copies of one tile, a panel of 64 columns at a time.
-template <typename Tile> DEVICE void load_tile(Tile tile, const TensorMap& map, u32 barrier, int row, int head, int batch, u64 hint) {
+template <typename Tile>
+DEVICE void load_tile(Tile tile, const TensorMap& map, u32 barrier, int row, int head, int batch, u64 hint) {
 #pragma unroll
     for (int panel = 0; panel < Tile::PANELS; ++panel)
         tma_load(tile.base + panel * Tile::PANEL_BYTES, map, barrier, panel * 64, row, head, batch, hint);
@@ -42,8 +43,8 @@ DEVICE void pack(u32 (&p)[STEPS_N][4], const float (&s)[TILES_N][4]) {
 }
 
 //% if kv != "paged"
-// Zeroes the rows of a V tile whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN. Only a tile
-// that is alone and not full has such rows, at its begin.
+// Zeroes the rows of a V tile whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN. Only a
+// tile that is alone (in its split) and not full has such rows, at its begin.
 DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int tile, int group) {
     const int hidden = tiles.key_begin - tiles.first_key(tile);
     if (hidden <= 0) return;

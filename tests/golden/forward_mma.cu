@@ -561,7 +561,7 @@ template <int THREADS, int ROWS, int COLUMNS, typename Element> struct TileLoade
 
 // The maximum of what this lane has of a row. INTEGER_MAX compares three integers at a time, in half as many instructions, and
 // again as floats in the rare lane all of whose scores are negative: their order is another one.
-template <bool INTEGER_MAX, int TILES_N> DEVICE float lane_max(const float (&s)[TILES_N][4], int half) {
+template <bool INTEGER_MAX = false, int TILES_N> DEVICE float lane_max(const float (&s)[TILES_N][4], int half) {
     int bits = -1;
     if constexpr (INTEGER_MAX) {
 #pragma unroll
@@ -608,9 +608,8 @@ template <int TILES_M> struct RowStatistics {
 //
 // RESCALE_SLACK < 0 does so at every tile. Otherwise the maximum moves only when it has grown by more than RESCALE_SLACK (a
 // power of two) in some row of the warp: probabilities then reach at most 2^RESCALE_SLACK, and the division at the end
-// makes the result exact again. Until then each lane looks at its own scores only: no shuffles, which are worth 1 to 7 % on an
-// H200. ROWS_MAY_BE_EMPTY guards rows that have seen no key so far.
-template <int RESCALE_SLACK, bool ROWS_MAY_BE_EMPTY, bool INTEGER_MAX = false, int TILES_M, int TILES_N>
+// makes the result exact again. ROWS_MAY_BE_EMPTY guards rows that have seen no key so far.
+template <int RESCALE_SLACK, bool ROWS_MAY_BE_EMPTY, int TILES_M, int TILES_N>
 DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowStatistics<TILES_M>& rows, float scale_log2) {
     Rescale<TILES_M> rescale;
     float maximum[TILES_M][2];
@@ -619,8 +618,7 @@ DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowS
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            maximum[m][half] = lane_max<INTEGER_MAX>(s[m], half);
-            if constexpr (RESCALE_SLACK < 0) maximum[m][half] = max_of(rows.maximum[m][half], row_max(maximum[m][half]));
+            maximum[m][half] = max_of(rows.maximum[m][half], row_max(lane_max(s[m], half)));
             grown |= (maximum[m][half] - rows.maximum[m][half]) * scale_log2 > RESCALE_SLACK;
         }
     rescale.needed = RESCALE_SLACK < 0 || any_in_warp(grown);
@@ -629,7 +627,6 @@ DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowS
         for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                if constexpr (RESCALE_SLACK >= 0) maximum[m][half] = max_of(rows.maximum[m][half], row_max(maximum[m][half]));
                 float reference = ROWS_MAY_BE_EMPTY && maximum[m][half] == -INF ? 0 : maximum[m][half];
                 rescale.factor[m][half] = exp2_approx((rows.maximum[m][half] - reference) * scale_log2);
                 rows.maximum[m][half] = maximum[m][half];

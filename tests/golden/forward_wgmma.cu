@@ -427,7 +427,7 @@ constexpr int BLOCK_N = 128;
 constexpr int NUM_STAGES = 3;
 constexpr int Q_STAGES = 1;
 constexpr bool OVERLAP = true;
-constexpr bool PING_PONG = false;
+constexpr bool PING_PONG = true;
 constexpr int RESCALE_SLACK = 8;
 constexpr bool INTEGER_MAX = false;
 constexpr int MIN_BLOCKS_PER_SM = 1;
@@ -510,29 +510,34 @@ struct Mask {
     DEVICE int row_begin(int row) const { return 0; }
     DEVICE int row_end(int row) const { return seqlen_k; }
 };
-// The key tiles that a block of query rows has to visit, from the last to the first. Tiles are counted from the first key
-// that some row sees, so that a window of W keys never costs a tile more than it must. Tiles that no row sees are not
-// among them; tiles that every row sees whole need no mask.
+// The key tiles that a block of query rows has to visit, from the last to the first. Tiles are counted from the
+// first key that some row sees; the last one ends with the last such key and shares with the one before it what does not fill a
+// tile. So no tile holds keys that no row sees, unless all there are do not fill one: that tile begins before them. Where there
+// are none, there is such a tile all the same, so that no code is needed for that.
 template <int BLOCK_N> struct KvTiles {
-    int key_begin, key_end;     // keys that some row sees; keys outside are loaded as zeros
-    int end;                    // tiles [0, end)
-    int left_edge, right_edge;  // tiles before left_edge hold keys that a row is past, tiles from right_edge on keys to come
+    int key_begin, key_end;        // keys that some row sees
+    int end;                       // tiles [0, end)
+    int shared_begin, shared_end;  // keys that every row sees
 
     KvTiles() = default;
     DEVICE KvTiles(const Mask& mask, int query_begin, int query_end) {
         key_begin = mask.key_begin(query_begin);
         key_end = max_of(mask.key_end(query_end), key_begin);
-        end = ceil_div(key_end - key_begin, BLOCK_N);
-        left_edge = ceil_div(max_of(mask.shared_begin(query_end) - key_begin, 0), BLOCK_N);
-        right_edge = max_of(mask.shared_end(query_begin) - key_begin, 0) / BLOCK_N;
+        end = max_of(ceil_div(key_end - key_begin, BLOCK_N), 1);
+        shared_begin = mask.shared_begin(query_end);
+        shared_end = mask.shared_end(query_begin);
     }
-    DEVICE bool empty() const { return end == 0; }
+    static constexpr bool empty() { return false; }
     DEVICE int first() const { return end - 1; }
     DEVICE static int next(int tile) { return tile - 1; }
     DEVICE static bool contains(int tile) { return tile >= 0; }
-    DEVICE bool needs_mask(int tile) const { return tile < left_edge || tile >= right_edge; }
-    DEVICE int first_key(int tile) const { return key_begin + tile * BLOCK_N; }
-    DEVICE bool has_key(int key) const { return key_begin <= key && key < key_end; }
+    DEVICE bool needs_mask(int tile) const { return own_key(tile) < shared_begin || own_key(tile) + BLOCK_N > shared_end; }
+    DEVICE int first_key(int tile) const { return min_of(own_key(tile), key_end - BLOCK_N); }
+    // The first key that no tile before this one holds.
+    DEVICE int own_key(int tile) const { return key_begin + tile * BLOCK_N; }
+    // Every row sees the columns [left, right) of a tile, as far as it has such.
+    DEVICE int left(int tile) const { return max_of(shared_begin, own_key(tile)) - first_key(tile); }
+    DEVICE int right(int tile) const { return shared_end - first_key(tile); }
 };
 // Which queries a block works on, and in what order blocks do.
 //
@@ -629,7 +634,7 @@ DEVICE void store_fragments(const SmemTile<ROWS, COLUMNS>& tile, int tile_row, c
 
 // The maximum of what this lane has of a row. INTEGER_MAX compares three integers at a time, in half as many instructions, and
 // again as floats in the rare lane all of whose scores are negative: their order is another one.
-template <bool INTEGER_MAX, int TILES_N> DEVICE float lane_max(const float (&s)[TILES_N][4], int half) {
+template <bool INTEGER_MAX = false, int TILES_N> DEVICE float lane_max(const float (&s)[TILES_N][4], int half) {
     int bits = -1;
     if constexpr (INTEGER_MAX) {
 #pragma unroll
@@ -660,98 +665,87 @@ DEVICE void rescale_output(float (&o)[TILES_M][TILES_V][4], const Rescale<TILES_
 #pragma unroll
             for (int i = 0; i < 4; ++i) o[m][v][i] *= rescale.factor[m][i / 2];
 }
-// Online softmax over C fragments of scores. Each lane holds two rows a fragment: index 0 is row c_row(), 1 is c_row() + 8.
-//
-// The running maximum is kept in units of raw scores; p = exp2(s * scale_log2 - maximum * scale_log2) is one fused
-// multiply-add and one exp2. Row sums stay partial in each lane and are added up once, at the end.
-template <int TILES_M> struct RowStatistics {
-    float maximum[TILES_M][2], sum[TILES_M][2];
-    DEVICE RowStatistics() {
+// Sets the scores of hidden keys in one tile to -inf. `row` is that of the warp's first row within the block. Columns that all
+// rows see are left alone, 16 at a time: of 143 keys that 16 queries see under a window of 128, 30 need to be compared.
+template <int TILES_N, typename Tiles>
+DEVICE void mask_scores(float (&s)[1][TILES_N][4], const Mask& mask, const Work& work, int row, const Tiles& tiles, int tile) {
+    if (!tiles.needs_mask(tile)) return;
+    const int left = tiles.left(tile), right = tiles.right(tile), first_key = tiles.first_key(tile) + c_column();
+    const int query = work.query(row + c_row());
+    const int queries[2] = {query, UNIT_QUERIES % 16 == 0 ? query + 8 : work.query(row + c_row() + 8)};
+    if (left > 0) {
 #pragma unroll
-        for (int m = 0; m < TILES_M; ++m) maximum[m][0] = maximum[m][1] = -INF, sum[m][0] = sum[m][1] = 0;
-    }
-};
-
-// Moves the running maximum to cover the scores of one more tile.
-//
-// RESCALE_SLACK < 0 does so at every tile. Otherwise the maximum moves only when it has grown by more than RESCALE_SLACK (a
-// power of two) in some row of the warp: probabilities then reach at most 2^RESCALE_SLACK, and the division at the end
-// makes the result exact again. Until then each lane looks at its own scores only: no shuffles, which are worth 1 to 7 % on an
-// H200. ROWS_MAY_BE_EMPTY guards rows that have seen no key so far.
-template <int RESCALE_SLACK, bool ROWS_MAY_BE_EMPTY, bool INTEGER_MAX = false, int TILES_M, int TILES_N>
-DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowStatistics<TILES_M>& rows, float scale_log2) {
-    Rescale<TILES_M> rescale;
-    float maximum[TILES_M][2];
-    bool grown = RESCALE_SLACK < 0;
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            maximum[m][half] = lane_max<INTEGER_MAX>(s[m], half);
-            if constexpr (RESCALE_SLACK < 0) maximum[m][half] = max_of(rows.maximum[m][half], row_max(maximum[m][half]));
-            grown |= (maximum[m][half] - rows.maximum[m][half]) * scale_log2 > RESCALE_SLACK;
-        }
-    rescale.needed = RESCALE_SLACK < 0 || any_in_warp(grown);
-    if (rescale.needed) {
-#pragma unroll
-        for (int m = 0; m < TILES_M; ++m)
+        for (int step = 0; step < TILES_N; step += 2) {
+            if (step * 8 >= left) break;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                if constexpr (RESCALE_SLACK >= 0) maximum[m][half] = max_of(rows.maximum[m][half], row_max(maximum[m][half]));
-                float reference = ROWS_MAY_BE_EMPTY && maximum[m][half] == -INF ? 0 : maximum[m][half];
-                rescale.factor[m][half] = exp2_approx((rows.maximum[m][half] - reference) * scale_log2);
-                rows.maximum[m][half] = maximum[m][half];
-                rows.sum[m][half] *= rescale.factor[m][half];
+                const int begin = max_of(mask.row_begin(queries[half]), tiles.own_key(tile)) - first_key;
+#pragma unroll
+                for (int n = step; n < step + 2; ++n)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        if (n * 8 + i < begin) s[0][n][half * 2 + i] = -INF;
             }
+        }
+    }
+    if (right < BLOCK_N) {
+#pragma unroll
+        for (int step = TILES_N - 2; step >= 0; step -= 2) {
+            if (step * 8 + 16 <= right) break;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int end = mask.row_end(queries[half]) - first_key;
+#pragma unroll
+                for (int n = step; n < step + 2; ++n)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        if (n * 8 + i >= end) s[0][n][half * 2 + i] = -INF;
+            }
+        }
+    }
+}
+// Online softmax over one C fragment of scores: of a lane's two rows, index 0 is row c_row(), 1 is c_row() + 8.
+//
+// What probabilities are relative to is kept in log2 units and begins at a finite number below all scores: nothing is ever -inf
+// minus -inf, and no tile asks whether a row has seen a key yet. Row sums stay partial in each lane and are added up at the end.
+constexpr float LOWEST = -3e38f;
+
+struct RowStatistics {
+    float reference[2] = {LOWEST, LOWEST}, sum[2] = {};
+};
+
+// Moves the reference to cover the scores of one more tile: at every tile if RESCALE_SLACK < 0, otherwise only where it would
+// grow by more than RESCALE_SLACK (a power of two) in some row of the warp: probabilities then reach at most 2^RESCALE_SLACK, and
+// the division at the end makes the result exact again. Until then each lane looks at its own scores only: no shuffles.
+template <int RESCALE_SLACK, bool INTEGER_MAX, int TILES_N>
+DEVICE Rescale<1> move_reference(const float (&s)[1][TILES_N][4], RowStatistics& rows, float scale_log2) {
+    Rescale<1> rescale;
+    const float maximum[2] = {lane_max<INTEGER_MAX>(s[0], 0), lane_max<INTEGER_MAX>(s[0], 1)};
+    rescale.needed = RESCALE_SLACK < 0 || any_in_warp(maximum[0] * scale_log2 - rows.reference[0] > RESCALE_SLACK ||
+                                                      maximum[1] * scale_log2 - rows.reference[1] > RESCALE_SLACK);
+    if (rescale.needed) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float reference = max_of(rows.reference[half], row_max(maximum[half]) * scale_log2);
+            rescale.factor[0][half] = exp2_approx(rows.reference[half] - reference);
+            rows.reference[half] = reference;
+            rows.sum[half] *= rescale.factor[0][half];
+        }
     }
     return rescale;
 }
 
-// Replaces scores by probabilities relative to the running maximum, and adds them to the sums.
-template <bool ROWS_MAY_BE_EMPTY, int TILES_M, int TILES_N>
-DEVICE void exponentiate(float (&s)[TILES_M][TILES_N][4], RowStatistics<TILES_M>& rows, float scale_log2) {
+// Replaces scores by probabilities relative to the reference, and adds them to the sums.
+template <int TILES_N> DEVICE void exponentiate(float (&s)[1][TILES_N][4], RowStatistics& rows, float scale_log2) {
 #pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
+    for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float reference = ROWS_MAY_BE_EMPTY && rows.maximum[m][half] == -INF ? 0 : rows.maximum[m][half] * scale_log2;
+        for (int n = 0; n < TILES_N; ++n)
 #pragma unroll
-            for (int n = 0; n < TILES_N; ++n)
-#pragma unroll
-                for (int i = half * 2; i < half * 2 + 2; ++i) {
-                    s[m][n][i] = exp2_approx(s[m][n][i] * scale_log2 - reference);
-                    rows.sum[m][half] += s[m][n][i];
-                }
-        }
-}
-
-// Sets the scores of hidden keys in one tile to -inf. `row` is that of the first element within the block. Bounds are made
-// relative to this lane's first column, so that each element is compared with a constant.
-template <int TILES_M, int TILES_N, typename Tiles>
-DEVICE void mask_scores(float (&s)[TILES_M][TILES_N][4], const Mask& mask, const Work& work, int row, const Tiles& tiles, int tile) {
-    const int first_key = tiles.first_key(tile) + c_column();
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int query = work.query(row + m * 16 + half * 8 + c_row());
-            if (!Mask::HAS_ROW_BEGIN || tile >= tiles.right_edge) {
-                const int end = mask.row_end(query) - first_key;
-#pragma unroll
-                for (int n = 0; n < TILES_N; ++n)
-#pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        if (n * 8 + i >= end) s[m][n][half * 2 + i] = -INF;
+            for (int i = half * 2; i < half * 2 + 2; ++i) {
+                s[0][n][i] = exp2_approx(s[0][n][i] * scale_log2 - rows.reference[half]);
+                rows.sum[half] += s[0][n][i];
             }
-            if (Mask::HAS_ROW_BEGIN && tile < tiles.left_edge) {
-                const int begin = mask.row_begin(query) - first_key;
-#pragma unroll
-                for (int n = 0; n < TILES_N; ++n)
-#pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        if (n * 8 + i < begin) s[m][n][half * 2 + i] = -INF;
-            }
-        }
 }
 // Attention sinks: one extra logit per query head that joins the maximum and the denominator of a finished row only.
 
@@ -815,27 +809,40 @@ using VTile = SmemTile<BLOCK_N, HEAD_DIM_V>;
 // What a warpgroup and its loader do with whole tiles: copies and products.
 
 // Starts the copies of one tile, a panel of 64 columns at a time.
-template <typename Tile> DEVICE void load_tile(Tile tile, const TensorMap& map, u32 barrier, int row, int head, int batch, u64 hint) {
+template <typename Tile>
+DEVICE void load_tile(Tile tile, const TensorMap& map, u32 barrier, int row, int head, int batch, u64 hint) {
 #pragma unroll
     for (int panel = 0; panel < Tile::PANELS; ++panel)
         tma_load(tile.base + panel * Tile::PANEL_BYTES, map, barrier, panel * 64, row, head, batch, hint);
 }
 
+// A buffer of a ring, and its descriptor as an operand.
+template <typename Tile> struct Buffer : Tile { u64 descriptor; };
+// The buffers of a ring. The descriptor of the first one has been through a shuffle, so that the compiler keeps it: it would make
+// it anew for each product, in 5 instructions.
+template <typename Tile> struct Buffers {
+    Tile first;
+    u32 low;
+    u64 high;
+    DEVICE Buffers(Tile tile, u64 descriptor) : first(tile), low(shuffle(u32(descriptor), 0)), high(descriptor >> 32 << 32) {}
+    DEVICE Buffer<Tile> operator()(int stage) const {
+        return {{first.base + stage * Tile::BYTES}, high | u32(low + stage * (Tile::BYTES >> 4))};
+    }
+};
 // Starts S = Q K^T of this group's 64 rows.
-DEVICE void start_qk(float (&s)[TILES_N][4], const QTile& q, const KTile& k) {
+DEVICE void start_qk(float (&s)[TILES_N][4], const QTile& q, const Buffer<KTile>& k) {
     wgmma_fence();
 #pragma unroll
     for (int d = 0; d < STEPS_D; ++d)
         wgmma_qk(s, descriptor_advance(descriptor_k_major(q.base + d / 4 * QTile::PANEL_BYTES), d % 4 * 32),
-                 descriptor_advance(descriptor_k_major(k.base + d / 4 * KTile::PANEL_BYTES), d % 4 * 32), d > 0);
+                 descriptor_advance(k.descriptor, d / 4 * KTile::PANEL_BYTES + d % 4 * 32), d > 0);
     wgmma_commit();
 }
-// Starts O += P V.
-DEVICE void start_pv(float (&o)[TILES_V][4], const u32 (&p)[STEPS_N][4], const VTile& v) {
+// Starts O = P V, or O += P V.
+DEVICE void start_pv(float (&o)[TILES_V][4], const u32 (&p)[STEPS_N][4], const Buffer<VTile>& v, bool accumulate) {
     wgmma_fence();
 #pragma unroll
-    for (int n = 0; n < STEPS_N; ++n)
-        wgmma_pv(o, p[n], descriptor_advance(descriptor_mn_major(v.base, VTile::PANEL_BYTES), n * 16 * 128), true);
+    for (int n = 0; n < STEPS_N; ++n) wgmma_pv(o, p[n], descriptor_advance(v.descriptor, n * 16 * 128), n > 0 || accumulate);
     wgmma_commit();
 }
 DEVICE void pack(u32 (&p)[STEPS_N][4], const float (&s)[TILES_N][4]) {
@@ -843,12 +850,14 @@ DEVICE void pack(u32 (&p)[STEPS_N][4], const float (&s)[TILES_N][4]) {
     for (int n = 0; n < STEPS_N; ++n) c_to_a<Element>(p[n], s[2 * n], s[2 * n + 1]);
 }
 
-// Zeroes the rows of a V tile whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN.
+// Zeroes the rows of a V tile whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN. Only a
+// tile that is alone (in its split) and not full has such rows, at its begin.
 DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int tile, int group) {
-    const int hidden = tiles.first_key(tile) + BLOCK_N - tiles.key_end;  // at the end of the last tile
+    const int hidden = tiles.key_begin - tiles.first_key(tile);
     if (hidden <= 0) return;
+#pragma unroll 1
     for (int i = thread_id() % WARPGROUP_SIZE; i < hidden * TILES_V; i += WARPGROUP_SIZE)
-        store_shared_16(v.address(BLOCK_N - 1 - i / TILES_V, i % TILES_V), Chunk{});
+        store_shared_16(v.address(i / TILES_V, i % TILES_V), Chunk{});
     fence_async_proxy();
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
 }
@@ -890,6 +899,7 @@ DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
         q_place.advance();
         if (tiles.empty()) continue;
         load_k(tiles.first());
+#pragma unroll 1  // four copies would push the groups' code out of the instruction cache
         for (int tile = tiles.first(); tiles.contains(tile); tile = tiles.next(tile)) {
             if (tiles.contains(tiles.next(tile))) load_k(tiles.next(tile));  // K runs one tile ahead, as its use does
             mbarrier_wait(rings.v.empty(v_place.stage), v_place.phase ^ 1);
@@ -913,7 +923,7 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
     for (int d = 0; d + 1 < TILES_V; d += 2) {
         u32 a[4];
         c_to_a<Element>(a, o[0][d], o[0][d + 1]);
-        store_a(tile, lane_id(), warp_row, d, a);
+        store_a(OTile{tile.base + warp_row * 128}, lane_id(), 0, d, a);
     }
     if constexpr (TILES_V % 2 == 1) {
 #pragma unroll
@@ -943,29 +953,43 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
 // The leader of a group waits here until the copy engine has read what the group stored last.
 DEVICE void wait_until_read() { tma_store_wait_read(); }
 
-struct Results {
-    float sinks[2];  // of this lane's two rows, in log2 units
-
-    DEVICE void prepare(const Params& p, const Work& work, int row) {
-        for (int half = 0; half < 2; ++half)
-            sinks[half] = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
-    }
-    // Divides by the sums and stores O and LSE. `tile` takes the place of the group's Q.
-    DEVICE void leave(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics<1>& rows, const Task& task, const OTile& tile,
-                      int group, int row) const {
-        const Work& work = task.work;
+// A sink is a key whose value is 0: where there is one, rows begin with it. `row` is this lane's first one.
+DEVICE RowStatistics begin_rows(const Params& p, const Work& work, int row) {
+    RowStatistics rows;
+    if (!p.sinks) return rows;
 #pragma unroll
-        for (int half = 0; half < 2; ++half, row += 8) {
-            const RowEnd end = finish_row(rows.maximum[0][half] * p.scale_log2, row_sum(rows.sum[0][half]), sinks[half]);
-#pragma unroll
-            for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= end.factor, o[0][d][half * 2 + 1] *= end.factor;
-            if (p.lse && work.exists(row) && c_column() == 0)
-                p.lse[(i64(work.batch) * p.heads_q + work.head(row)) * p.seqlen_q + work.query(row)] = end.lse;
+    for (int half = 0; half < 2; ++half) {
+        if (half == 1 && UNIT_QUERIES % 16 == 0) {  // both rows are of one head
+            rows.reference[1] = rows.reference[0], rows.sum[1] = rows.sum[0];
+        } else {
+            const float sink = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
+            rows.reference[half] = max_of(LOWEST, sink);
+            rows.sum[half] = c_column() == 0 ? exp2_approx(sink - rows.reference[half]) : 0;
         }
-        named_barrier_sync(1 + group, WARPGROUP_SIZE);  // all warps of the group are done with Q
-        store_output(p, tile, o, work, group);
     }
-};
+    return rows;
+}
+// Divides by the sums and stores O and LSE. `tile` takes the place of the group's Q.
+DEVICE void end_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics& rows, const Task& task, const OTile& tile,
+              int group, int row) {
+    float sum[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        sum[half] = row_sum(rows.sum[half]);
+        const float factor = reciprocal_approx(max_of(sum[half], 1e-37f));  // 0 * 1e37 is 0, for a row that saw no key
+#pragma unroll
+        for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= factor, o[0][d][half * 2 + 1] *= factor;
+    }
+    if (p.lse && c_column() == 0) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half, row += 8)
+            if (task.work.exists(row))
+                p.lse[(i64(task.work.batch) * p.heads_q + task.work.head(row)) * p.seqlen_q + task.work.query(row)] =
+                    (rows.reference[half] + log2_approx(sum[half])) * LN2;
+    }
+    // No barrier: the group's products are done, and a warp's rows of the tile take the place of its own rows of Q.
+    store_output(p, tile, o, task.work, group);
+}
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_wgmma(const __grid_constant__ Params p) {
     const int blocks = Work::count(p);
     const Rings rings;
@@ -1004,6 +1028,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
         if (leader && leaving >= 0) wait_until_read(), mbarrier_arrive(rings.q.empty(leaving));
     };
     const Mask mask(p);
+    const Buffers<KTile> k_tile(::k_tile(0), descriptor_k_major(::k_tile(0).base));
+    const Buffers<VTile> v_tile(::v_tile(0), descriptor_mn_major(::v_tile(0).base, VTile::PANEL_BYTES));
     do {
         mbarrier_wait(rings.q.full(q_place.stage), q_place.phase);
         const Task task = task_at(q_place.stage).get(0);
@@ -1011,26 +1037,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
         const Work& work = task.work;
         const KvTiles<BLOCK_N>& tiles = task.tiles;
 
-        float o[1][TILES_V][4] = {};
-        RowStatistics<1> rows;
-        Results results;
+        float o[1][TILES_V][4];
+        RowStatistics rows;
         if (!tiles.empty()) {
             float s[1][TILES_N][4];
             u32 probabilities[STEPS_N][4];
             int tile = tiles.first();
+            auto start_pv = [&](auto& o, const auto& p, const auto& v) { ::start_pv(o, p, v, tile != tiles.first()); };
             auto release = [&](u32 barrier) { if (leader) mbarrier_arrive(barrier); };
             auto wait_k = [&] { mbarrier_wait(rings.k.full(k_place.stage), k_place.phase); };
             auto release_k = [&] { release(rings.k.empty(k_place.stage)); k_place.advance(); };
             auto wait_v = [&](int of_tile) {
                 mbarrier_wait(rings.v.full(v_place.stage), v_place.phase);
-                zero_hidden_rows(v_tile(v_place.stage), tiles, of_tile, group);
+                if (!tiles.contains(tiles.next(of_tile)))  // where there are more tiles, all are full
+                    zero_hidden_rows(v_tile(v_place.stage), tiles, of_tile, group);
             };
             auto release_v = [&] { release(rings.v.empty(v_place.stage)); v_place.advance(); };
-            auto softmax = [&](auto masked, int of_tile) {
+            auto softmax = [&](int of_tile) {
                 cap_scores(s, p.softcap_scale);
-                if constexpr (masked.value) mask_scores(s, mask, work, warp_row, tiles, of_tile);
-                const Rescale<1> rescale = move_maximum<RESCALE_SLACK, masked.value, INTEGER_MAX>(s, rows, p.scale_log2);
-                exponentiate<masked.value>(s, rows, p.scale_log2);
+                mask_scores(s, mask, work, warp_row, tiles, of_tile);
+                const Rescale<1> rescale = move_reference<RESCALE_SLACK, INTEGER_MAX>(s, rows, p.scale_log2);
+                exponentiate(s, rows, p.scale_log2);
                 return rescale;
             };
 
@@ -1038,13 +1065,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             wait_k();
             start_qk(s[0], q, k_tile(k_place.stage));  // out of turn: another group is at the end of its last block
             if constexpr (RELEASE_LATE) release_q();
+            rows = begin_rows(p, work, warp_row + c_row());  // behind the product
             wgmma_wait<0>(s[0]);
             release_k();
-            softmax(Constant<bool, true>{}, tile);
+            softmax(tile);
             pack(probabilities, s[0]);
 
-            // Each step multiplies this tile's P V and, with OVERLAP before it, the next tile's Q K^T.
-            auto step = [&](auto masked) {
+            // Each step multiplies this tile's P V and, with OVERLAP before it, the next tile's Q K^T. There is one copy of it,
+            // for tiles with and without a mask: three took up to 10 % longer, as they do not fit the instruction cache.
+            while (tiles.contains(tiles.next(tile))) {
                 const int following = tiles.next(tile);
                 if constexpr (OVERLAP) {
                     wait_k();
@@ -1055,7 +1084,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                     pass_turn();
                     wgmma_wait<1>(s[0]);
                     release_k();
-                    const Rescale<1> rescale = softmax(masked, following);
+                    const Rescale<1> rescale = softmax(following);
                     wgmma_wait<0>(o[0]);
                     release_v();
                     rescale_output(o, rescale);
@@ -1069,25 +1098,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
                     wgmma_wait<0>(s[0], o[0]);
                     release_v();
                     release_k();
-                    rescale_output(o, softmax(masked, following));
+                    rescale_output(o, softmax(following));
                 }
                 pack(probabilities, s[0]);
                 tile = following;
-            };
-            while (tiles.contains(tiles.next(tile)) && tiles.needs_mask(tiles.next(tile))) step(Constant<bool, true>{});
-            while (tiles.contains(tiles.next(tile)) && !tiles.needs_mask(tiles.next(tile))) step(Constant<bool, false>{});
+            }
             wait_v(tile);
             take_turn();
             start_pv(o[0], probabilities, v_tile(v_place.stage));
             pass_turn();
-            results.prepare(p, work, warp_row + c_row());  // behind the product
             wgmma_wait<0>(o[0]);
             release_v();
         } else {  // zeros go the same way
             if constexpr (RELEASE_LATE) release_q();
-            results.prepare(p, work, warp_row + c_row());
         }
-        results.leave(p, o, rows, task, OTile{q_tile(q_place.stage, group).base}, group, warp_row + c_row());
+        end_rows(p, o, rows, task, OTile{q_tile(q_place.stage, group).base}, group, warp_row + c_row());
         leaving = q_place.stage;
         if constexpr (!RELEASE_LATE) release_q();
         q_place.advance();

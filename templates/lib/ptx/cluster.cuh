@@ -5,8 +5,8 @@
 DEVICE void sync_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// The last that the threads of a cluster do: none ends before others have read its shared memory. What has been loaded is in use by
-// then, and what was written need not be visible: waiting for that too takes 0.5 us.
+// The last that the threads of a cluster do: none ends before others have read its shared memory. What has been loaded is in use
+// by then, and what was written need not be visible: waiting for that too takes 0.5 us.
 DEVICE void leave_cluster() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }

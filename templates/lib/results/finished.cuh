@@ -38,42 +38,40 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
 // The leader of a group waits here until the copy engine has read what the group stored last.
 DEVICE void wait_until_read() { tma_store_wait_read(); }
 
-struct Results {
-    // A sink is a key whose value is 0: where there is one, rows begin with it. `row` is this lane's first one.
-    DEVICE RowStatistics begin(const Params& p, const Work& work, int row) const {
-        RowStatistics rows;
-        if (!p.sinks) return rows;
+// A sink is a key whose value is 0: where there is one, rows begin with it. `row` is this lane's first one.
+DEVICE RowStatistics begin_rows(const Params& p, const Work& work, int row) {
+    RowStatistics rows;
+    if (!p.sinks) return rows;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            if (half == 1 && UNIT_QUERIES % 16 == 0) {  // both rows are of one head
-                rows.reference[1] = rows.reference[0], rows.sum[1] = rows.sum[0];
-            } else {
-                const float sink = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
-                rows.reference[half] = max_of(LOWEST, sink);
-                rows.sum[half] = c_column() == 0 ? exp2_approx(sink - rows.reference[half]) : 0;
-            }
+    for (int half = 0; half < 2; ++half) {
+        if (half == 1 && UNIT_QUERIES % 16 == 0) {  // both rows are of one head
+            rows.reference[1] = rows.reference[0], rows.sum[1] = rows.sum[0];
+        } else {
+            const float sink = sink_logit_log2(p.sinks, p.sink_dtype, min_of(work.head(row + half * 8), p.heads_q - 1));
+            rows.reference[half] = max_of(LOWEST, sink);
+            rows.sum[half] = c_column() == 0 ? exp2_approx(sink - rows.reference[half]) : 0;
         }
-        return rows;
     }
-    // Divides by the sums and stores O and LSE. `tile` takes the place of the group's Q.
-    DEVICE void leave(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics& rows, const Task& task,
-                      const OTile& tile, int group, int row) const {
-        float sum[2];
+    return rows;
+}
+// Divides by the sums and stores O and LSE. `tile` takes the place of the group's Q.
+DEVICE void end_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatistics& rows, const Task& task, const OTile& tile,
+              int group, int row) {
+    float sum[2];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            sum[half] = row_sum(rows.sum[half]);
-            const float factor = reciprocal_approx(max_of(sum[half], 1e-37f));  // 0 * 1e37 is 0, for a row that saw no key
+    for (int half = 0; half < 2; ++half) {
+        sum[half] = row_sum(rows.sum[half]);
+        const float factor = reciprocal_approx(max_of(sum[half], 1e-37f));  // 0 * 1e37 is 0, for a row that saw no key
 #pragma unroll
-            for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= factor, o[0][d][half * 2 + 1] *= factor;
-        }
-        if (p.lse && c_column() == 0) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half, row += 8)
-                if (task.work.exists(row))
-                    p.lse[(i64(task.work.batch) * p.heads_q + task.work.head(row)) * p.seqlen_q + task.work.query(row)] =
-                        (rows.reference[half] + log2_approx(sum[half])) * LN2;
-        }
-        // No barrier: the group's products are done, and a warp's rows of the tile take the place of its own rows of Q.
-        store_output(p, tile, o, task.work, group);
+        for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= factor, o[0][d][half * 2 + 1] *= factor;
     }
-};
+    if (p.lse && c_column() == 0) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half, row += 8)
+            if (task.work.exists(row))
+                p.lse[(i64(task.work.batch) * p.heads_q + task.work.head(row)) * p.seqlen_q + task.work.query(row)] =
+                    (rows.reference[half] + log2_approx(sum[half])) * LN2;
+    }
+    // No barrier: the group's products are done, and a warp's rows of the tile take the place of its own rows of Q.
+    store_output(p, tile, o, task.work, group);
+}

@@ -8,7 +8,7 @@ struct Mask {
     // Keys inside [shared_begin, shared_end) are seen by all of them.
     DEVICE int shared_begin(int row_end) const { return first; }
     DEVICE int shared_end(int row_begin) const { return max_of(first, row_begin + diagonal + 1); }
-    // Row `row` sees keys [row_begin, row_end); what comes before the sequence is in none of its tiles.
+    // Row `row` sees keys [row_begin, row_end) of its tiles' own: none of those comes before the sequence.
     static constexpr bool HAS_ROW_BEGIN = false;
     DEVICE int row_begin(int row) const { return 0; }
     DEVICE int row_end(int row) const { return row + diagonal + 1; }
