@@ -865,7 +865,7 @@ DEVICE void pack(u32 (&p)[STEPS_N][4], const float (&s)[TILES_N][4]) {
 }
 
 // Zeroes the rows of a V tile whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN. Only a
-// tile that is alone (in its split) and not full has such rows, at its begin.
+// tile that is alone and not full has such rows, at its begin.
 DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int tile, int group) {
     const int hidden = tiles.key_begin - tiles.first_key(tile);
     if (hidden <= 0) return;
