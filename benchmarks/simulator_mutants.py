@@ -89,8 +89,8 @@ REASONS: dict[tuple[str, str], str] = {
         "before a ring's buffer is filled again: ldmatrix and mma, by which it was read, are done by all lanes as one",
 }
 
-FUNCTION = re.compile(r"^ *(?:template <[^>]*> )?(?:DEVICE [^(]*?|extern \"C\" __global__ void (?:__launch_bounds__\([^)]*\) )?)(\w+)\(",
-                      re.M)
+FUNCTION = re.compile(r"^ *(?:template <[^>]*> )?"
+                      r"(?:DEVICE [^(]*?|extern \"C\" __global__ void (?:__launch_bounds__\([^)]*\) )?)(\w+)\(", re.M)
 
 CALLS = ("sync_block", "sync_warp", "copy_async_commit", "copy_async_wait", "close_copies", "wait_for_copies",
          "named_barrier_sync", "named_barrier_arrive",

@@ -215,7 +215,8 @@ WGMMA = """
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 3; ++k)
-        wgmma_pv(o, a[k], descriptor_advance(descriptor_mn_major(smem_base() + 14336, 6144), k * 2048), k > 0 || p.in[0] % 2 == 0);
+        wgmma_pv(o, a[k], descriptor_advance(descriptor_mn_major(smem_base() + 14336, 6144), k * 2048),
+                 k > 0 || p.in[0] % 2 == 0);
     wgmma_commit();
     wgmma_wait<1>(s);
     pin(a);

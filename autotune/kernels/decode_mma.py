@@ -88,9 +88,10 @@ def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
 
 
 # Defaults by block_n, num_warps, num_stages and min_blocks_per_sm: the first that is legal. Where 16 rows leave registers for
-# them, 32 keys a tile are as fast as 16 or faster: 34.1 against 36.8 us (D64, batch 1, 64k), 76 against 98 (the same in e4m3 pages).
-# A block that has an SM for itself stands as evenly as the kernel before it did; where several find room, those of one round come to
-# stand unevenly in some graphs (33.6 us, or 36 to 40: D64, batch 8, 8k), which costs more than it gains from 512 KB a block on.
+# them, 32 keys a tile are as fast as 16 or faster: 34.1 against 36.8 us (D64, batch 1, 64k), 76 against 98 (in e4m3 pages).
+# A block that has an SM for itself stands as evenly as the kernel before it did; where several find room, those of one round
+# come to stand unevenly in some graphs (33.6 us, or 36 to 40: D64, batch 8, 8k), which costs more than it gains from 512 KB a
+# block on.
 NARROW = ((16, 4, 2, 2), (16, 2, 3, 2), (16, 4, 2, 1), (16, 2, 2, 1), (16, 1, 2, 1))
 WIDE = ((32, 4, 2, 2), (32, 4, 2, 1), *NARROW)
 ALONE, ALONE_BYTES = (32, 8, 2, 1), 512 * 1024
@@ -117,15 +118,16 @@ class DecodeMma(DecodeKernel):
         Parameter("cluster_merges", (False, True), "compile",
                   "where the host cuts sequences: merge splits in a cluster, through its shared memory", absent=False),
         Parameter("smem_bytes", (), "compile", "dynamic shared memory that the launch requests", derived=True),
-        Parameter("pieces", (64, 96, 132, 216, 264, 396, 512, 792, 1056, 2112, 4096), "launch", "about how many blocks share the work"),
+        Parameter("pieces", (64, 96, 132, 216, 264, 396, 512, 792, 1056, 2112, 4096), "launch",
+                  "about how many blocks share the work"),
         Parameter("last_block_merges", (True, False), "launch", "the last block to arrive merges splits, not a second kernel",
                   barred="cluster_merges"),
         Parameter("prefetch_tiles", (0, 1, 2, 4, 8), "launch",
                   "tiles of each warp that L2 fetches before the kernel before has ended", absent=0, needs="dependent_launch",
                   optional=True),
         Parameter("trigger_tiles", (0, 1, 2, 4, 8), "launch",
-                  "tiles that each warp still has when it lets the next kernel come into place", absent=0, needs="dependent_launch",
-                  optional=True),
+                  "tiles that each warp still has when it lets the next kernel come into place", absent=0,
+                  needs="dependent_launch", optional=True),
     )
     rules = (dependence, clusters, conversion, shared_memory, registers)
     fields = DECODE_FIELDS
