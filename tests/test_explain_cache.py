@@ -1,13 +1,12 @@
 """explain_with_kvcache() on a GPU made of numpy: what it says of decode steps, mixed batches and calls that attention takes."""
 
-import re
-
 import numpy as np
 import pytest
 from fake_arrays import Tensor, aligned, fake_gpu, qkv, random  # noqa: F401 (a fixture)
 
 import autotune
 from autotune.arrays import AttentionError
+from autotune.kernels import kernel_of
 
 
 def paged(batch=2, pages=40, page_size=16, queries=1):
@@ -31,9 +30,11 @@ def test_a_full_dense_cache_is_cut_by_the_host(gpu):
     q, k, v = qkv(batch=1, seqlen_q=1, seqlen_k=2000)
     explanation = autotune.explain_with_kvcache(q, k, v)
     assert [part.problem.text for part in explanation.parts] == ["decode-bf16-b1-h4x2-q1-k2000-d64"]
-    cut = re.match(r"keys of each sequence are cut into (\d+), (\d+) blocks in all", explanation.splits)
-    splits, blocks = map(int, cut.groups())
-    assert splits > 1 and blocks == 2 * splits  # for each of the 2 key/value heads
+    part = explanation.parts[0]
+    launches = kernel_of(part.match.config).launches(part.problem, part.match.config)
+    assert launches.splits > 1 and launches.grid == 2 * launches.splits  # for each of the 2 key/value heads
+    assert explanation.splits == str(launches)
+    assert explanation.splits.startswith(f"keys of each sequence are cut into {launches.splits}, {launches.grid} blocks in all")
     assert "keys are not cut: 2 blocks" in str(autotune.explain_with_kvcache(q, k, v, num_splits=1))
 
 
