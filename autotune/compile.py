@@ -25,6 +25,7 @@ from .problem import Static
 OPTIONS = ("-std=c++17", "-default-device", "-ftz=false", "-fmad=true", "--ptxas-options=-v")
 FORMAT = "cubin"
 CACHE_VERSION = 2
+UNKNOWN_COPY = 0xDAE  # LDGSTS [R + UR] as ptxas 13.0 writes it for sm_90; the other forms are 0xFAE
 
 # ptxas remarks that mean a silently slow kernel.
 ADVISORIES = {"(C7508)": "setmaxnreg was ignored",
@@ -98,10 +99,14 @@ def cached(source: str, target: str) -> Binary:
 
 
 def flaw(binary: Binary) -> tuple[str, str] | None:
-    """(outcome, message) if the binary must not be used: it spills, or ptxas gave up an optimisation it depends on."""
+    """(outcome, message) if the binary must not be used: it spills, holds an instruction that the GPU does not know, or ptxas
+    gave up an optimisation it depends on."""
     for entry, resources in binary.entries.items():
         if resources.spill_bytes:
             return "spilled", f"{entry} spills {resources.spill_bytes} bytes at {resources.registers} registers"
+    if copies := elf.count(binary.image, UNKNOWN_COPY) if binary.target.startswith("sm_90") else 0:
+        return "miscompiled", (f"ptxas of NVRTC {binary.nvrtc} made {copies} asynchronous copies to the sum of a uniform and another "
+                               "register, an instruction that stops the GPU")
     return ("advisory", "; ".join(binary.advisories)) if binary.advisories else None
 
 

@@ -29,6 +29,12 @@ def entry_resources(image: bytes) -> dict[str, tuple[int, int]]:
         raise ValueError(f"not a whole cubin: {error!r}") from None
 
 
+def count(image: bytes, opcode: int) -> int:
+    """How many instructions have the `opcode`, the lower 12 of the 128 bits that they have from sm_70 on."""
+    code = [image[offset:offset + size] for name, (_, offset, size, _) in _sections(image).items() if name.startswith(".text.")]
+    return sum(int.from_bytes(body[at:at + 2], "little") & 0xFFF == opcode for body in code for at in range(0, len(body), 16))
+
+
 def _entries(image: bytes) -> Iterator[tuple[str, tuple[int, int]]]:
     sections = _sections(image)
     _, symbols, _, link = sections[".symtab"]

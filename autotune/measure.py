@@ -11,7 +11,8 @@ from statistics import median
 from types import MappingProxyType
 from typing import Mapping, Sequence
 
-OUTCOMES = ("ok", "illegal", "compile_failed", "spilled", "advisory", "launch_failed", "wrong", "timeout", "crashed")
+OUTCOMES = ("ok", "illegal", "compile_failed", "spilled", "advisory", "miscompiled",
+            "launch_failed", "wrong", "timeout", "crashed")
 
 NOISE_FLOOR = 0.005  # medians of one kernel, timed twice in one process, differ by up to 0.5 %
 MESSAGE_LIMIT = 4000  # characters kept of a compiler's or a driver's message

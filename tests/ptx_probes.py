@@ -90,7 +90,7 @@ PIPE = """
     }"""
 
 COPIES = """
-    const u32 mine = smem_base() + thread_id() * 16;
+    const u32 mine = (smem_base() + thread_id() * 16) ^ thread_id() / 2 % 2 * 16;
     {0}(mine, p.in + thread_id() * 4, true);
     copy_async_commit();
     {0}(mine + 1024, p.in + 4 * (63 - thread_id()), thread_id() % 3 != 0);

@@ -3,6 +3,7 @@
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -61,6 +62,26 @@ def test_spills_are_a_flaw():
     outcome, message = compiler.flaw(binary)
     assert outcome == "spilled" and "f spills" in message
     assert compiler.flaw(compiler.compile_source(SMALL, "sm_80")) is None
+
+
+COPYING = """extern "C" __global__ void f(const int* in, int* out) {
+    extern __shared__ int tile[];
+    unsigned to = unsigned(__cvta_generic_to_shared(tile + threadIdx.x * 4));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to ^ threadIdx.x % 2 * 16), "l"(in + threadIdx.x * 4));
+    asm volatile("cp.async.wait_all;");
+    __syncthreads();
+    out[threadIdx.x] = tile[threadIdx.x];
+}"""
+
+
+def test_an_instruction_that_the_gpu_does_not_know_is_a_flaw():
+    binary = compiler.compile_source(COPYING, "sm_90")
+    assert elf.count(binary.image, 0xFAE) == 1 and compiler.flaw(binary) is None
+    _, begin, size, _ = elf._sections(binary.image)[".text.f"]
+    at = next(at for at in range(begin, begin + size, 16) if binary.image[at] == 0xAE and binary.image[at + 1] & 0xF == 0xF)
+    image = binary.image[:at + 1] + bytes([binary.image[at + 1] & 0xF0 | 0xD]) + binary.image[at + 2:]
+    outcome, message = compiler.flaw(replace(binary, image=image))
+    assert outcome == "miscompiled" and "1 asynchronous copies" in message
 
 
 def test_a_source_that_is_wrong_names_the_line():

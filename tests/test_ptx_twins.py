@@ -137,12 +137,13 @@ def test_a_store_that_begins_before_its_tensor_is_found():
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=str)
-def test_probes_compile_for_their_arch(probe):
-    try:
-        binary = compile.cached(source(probe, False), f"sm_{probe.arch}" + "a" * (probe.arch == 90))
-    except compile.CompilerMissing as missing:
-        pytest.skip(str(missing))
-    assert "probe" in binary.entries
+def test_probes_compile_for_their_arch_and_for_hopper(probe):
+    for target in sorted({f"sm_{probe.arch}" + "a" * (probe.arch == 90), "sm_90a"}):
+        try:
+            binary = compile.cached(source(probe, False), target)
+        except compile.CompilerMissing as missing:
+            pytest.skip(str(missing))
+        assert "probe" in binary.entries and (compile.flaw(binary) or ("fine",))[0] != "miscompiled"
 
 
 def test_every_wrapper_has_a_twin():

@@ -16,6 +16,7 @@ from autotune.arguments import SMALLEST_SCALE
 from autotune.check import Guarded, compare
 from autotune.gpu import by_name
 from autotune.inputs import KINDS, make_inputs
+from autotune.numerics import to_float32
 from autotune.problem import Problem
 from autotune.render import HOST_TWINS
 from autotune.simulator import compiler
@@ -103,6 +104,18 @@ def test_lengths_at_the_edge(name, text):
     problem = Problem.parse(f"{name.split('_')[0]}-{kernel.dtypes[0]}-{text}").simplified()
     verdict = simulator.verify(problem, kernel.default(problem, GPU), (1, 2), ("random", "masked_nan"))
     assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("name", kernels.KERNELS)
+def test_a_sink_that_is_nan_makes_its_head_nan_and_no_other(name):
+    kernel = kernels.KERNELS[name]
+    problem = Problem.parse(f"{name.split('_')[0]}-{kernel.dtypes[0]}-b1-h2x1-q5-k40-d64-sinks")
+    inputs = make_inputs(problem, "random", 3)
+    inputs.sinks[1] = np.nan
+    out, lse, simulation = launched(problem, kernel.default(problem, GPU), inputs, 0)
+    values = to_float32(out, problem.dtype)
+    assert simulation.ok and np.isfinite(values[:, :, 0]).all() and np.isfinite(lse[:, 0]).all()
+    assert np.isnan(values[:, :, 1]).all() and np.isnan(lse[:, 1]).all()
 
 
 @pytest.mark.parametrize("values", [

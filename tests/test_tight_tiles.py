@@ -65,7 +65,7 @@ MUTANTS = [  # (what is wrong, before, after)
     ("columns before the first own key are taken for visible", "max_of(shared_begin, own_key(tile)) - first_key(tile)",
      "shared_begin - first_key(tile)"),
     ("the last tile is taken for full", "own_key(tile) + BLOCK_N > shared_end", "own_key(tile) >= shared_end"),
-    ("hidden rows of V are not zeroed", "if (hidden <= 0) return;", "return;"),
+    ("hidden rows of V are not zeroed", "if (count <= 0) return;", "return;"),
     ("the last tile does not move back", "min_of(own_key(tile), key_end - BLOCK_N)", "own_key(tile)"),
     ("the first product adds to what is there", "n > 0 || accumulate", "true"),
     ("no product adds to the one before", "n > 0 || accumulate", "n > 0"),

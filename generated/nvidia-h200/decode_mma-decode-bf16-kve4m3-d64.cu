@@ -317,7 +317,8 @@ DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // Starts an asynchronous copy of 16 bytes that will not be needed again, and has L2 fetch the PREFETCH bytes around them. They
 // are the first that L2 gives up, so that what is prefetched for the next kernel stays. Where `valid` is false nothing is read
-// and zeros are written.
+// and zeros are written. ptxas makes an instruction of it that an H200 does not know where `smem_address` is the sum of a uniform
+// and another register; after an exclusive or, as in swizzled tiles, it is none. Such a binary is refused (compile.flaw).
 template <int PREFETCH> DEVICE void stream_async_16(u32 smem_address, const void* global, bool valid) {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -9,12 +9,12 @@
 // serves
 //   forward-bf16-b64-h32x8-q3328-k3328-d128-causal-varlen
 //       launched with longest_first=false head_group=8 persistent=true num_splits=1
-//       532.08 us measured (528 TFLOP/s), 1.209 x as fast as the default
-//       the best of 12, 1 within noise of it, 2026-11-30 04:19:12 UTC
+//       525.2 us measured (534 TFLOP/s), 1.204 x as fast as the default
+//       the best of 15, 0 within noise of it, 2026-11-30 07:13:39 UTC
 //   forward-bf16-b64-h32x8-q2304-k2304-d128-causal-varlen
 //       launched with longest_first=false head_group=8 persistent=true num_splits=1
-//       282.936 us measured (476 TFLOP/s), 1.218 x as fast as the default
-//       the best of 12, 1 within noise of it, 2026-11-30 04:19:08 UTC
+//       282.2 us measured (477 TFLOP/s), 1.224 x as fast as the default
+//       the best of 14, 0 within noise of it, 2026-11-30 07:13:35 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -920,14 +920,12 @@ DEVICE void pack(u32 (&p)[STEPS_N][4], const float (&s)[TILES_N][4]) {
     for (int n = 0; n < STEPS_N; ++n) c_to_a<Element>(p[n], s[2 * n], s[2 * n + 1]);
 }
 
-// Zeroes the rows of a V tile whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN. Only a
-// tile that is alone and not full has such rows, at its begin.
-DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int tile, int group) {
-    const int hidden = tiles.key_begin - tiles.first_key(tile);
-    if (hidden <= 0) return;
+// Zeroes `count` rows of a V tile, whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN.
+DEVICE void zero_rows(const VTile& v, int first, int count, int group) {
+    if (count <= 0) return;
 #pragma unroll 1
-    for (int i = thread_id() % WARPGROUP_SIZE; i < hidden * TILES_V; i += WARPGROUP_SIZE)
-        store_shared_16(v.address(i / TILES_V, i % TILES_V), Chunk{});
+    for (int i = thread_id() % WARPGROUP_SIZE; i < count * TILES_V; i += WARPGROUP_SIZE)
+        store_shared_16(v.address(first + i / TILES_V, i % TILES_V), Chunk{});
     fence_async_proxy();
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
 }
@@ -1062,7 +1060,7 @@ DEVICE void end_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatis
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         sum[half] = row_sum(rows.sum[half]);
-        const float factor = reciprocal_approx(max_of(sum[half], 1e-37f));  // 0 * 1e37 is 0, for a row that saw no key
+        const float factor = reciprocal_approx(sum[half] == 0 ? 1 : sum[half]);  // a row that saw no key is 0 already
 #pragma unroll
         for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= factor, o[0][d][half * 2 + 1] *= factor;
     }
@@ -1133,8 +1131,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             auto release_k = [&] { release(rings.k.empty(k_place.stage)); k_place.advance(); };
             auto wait_v = [&](int of_tile) {
                 mbarrier_wait(rings.v.full(v_place.stage), v_place.phase);
-                if (!tiles.contains(tiles.next(of_tile)))  // where there are more tiles, all are full
-                    zero_hidden_rows(v_tile(v_place.stage), tiles, of_tile, group);
+                const VTile& v = v_tile(v_place.stage);
+                const int before = tiles.key_begin - tiles.first_key(of_tile);
+                if (!tiles.contains(tiles.next(of_tile))) zero_rows(v, 0, before, group);  // where there are more tiles, all are full
             };
             auto release_v = [&] { release(rings.v.empty(v_place.stage)); v_place.advance(); };
             auto softmax = [&](int of_tile) {

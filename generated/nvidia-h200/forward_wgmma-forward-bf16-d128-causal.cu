@@ -9,66 +9,66 @@
 // serves
 //   forward-bf16-b1-h32x8-q32768-k32768-d128-causal
 //       launched with longest_first=true head_group=8 persistent=false num_splits=1
-//       11975.7 us measured (735 TFLOP/s), 1.101 x as fast as the default
-//       the best of 20, 3 within noise of it, 2026-11-30 04:19:00 UTC
+//       12342.7 us measured (713 TFLOP/s), 1.091 x as fast as the default
+//       the best of 22, 2 within noise of it, 2026-11-30 07:13:28 UTC
 //   forward-bf16-b1-h16x16-q16384-k16384-d128-causal
 //       launched with longest_first=true head_group=8 persistent=false num_splits=1
-//       1552.11 us measured (708 TFLOP/s), 1.083 x as fast as the default
-//       the best of 28, 2 within noise of it, 2026-11-30 04:14:25 UTC
+//       1555.44 us measured (707 TFLOP/s), 1.081 x as fast as the default
+//       the best of 30, 2 within noise of it, 2026-11-30 07:11:20 UTC
 //
 // other winners; their sources differ in constants, `autotune source PROBLEM` prints them
 //   forward-bf16-b1-h32x8-q16384-k16384-d128-causal
 //       with block_heads=4 num_stages=2 q_stages=2 integer_max=false smem_bytes=180480
 //       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       2970.96 us measured (740 TFLOP/s), 1.118 x as fast as the default
-//       the best of 18, 0 within noise of it, 2026-11-30 04:18:56 UTC
+//       2995.12 us measured (734 TFLOP/s), 1.118 x as fast as the default
+//       the best of 20, 0 within noise of it, 2026-11-30 07:13:24 UTC
 //   forward-bf16-b1-h32x8-q2048-k32768-d128-causal
 //       with num_warpgroups=2 block_heads=2 block_n=176 num_stages=2 smem_bytes=213184
 //       launched with longest_first=true head_group=2 persistent=true num_splits=1
-//       1493.02 us measured (713 TFLOP/s), 1.067 x as fast as the default
-//       the best of 25, 1 within noise of it, 2026-11-30 04:14:22 UTC
+//       1522.54 us measured (700 TFLOP/s), 1.061 x as fast as the default
+//       the best of 25, 1 within noise of it, 2026-11-30 07:11:16 UTC
 //   forward-bf16-b1-h32x8-q8192-k8192-d128-causal
 //       with block_heads=4 num_stages=2 q_stages=2 integer_max=false smem_bytes=180480
 //       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       754.592 us measured (729 TFLOP/s), 1.144 x as fast as the default
-//       the best of 27, 4 within noise of it, 2026-11-30 04:14:17 UTC
+//       761.84 us measured (722 TFLOP/s), 1.149 x as fast as the default
+//       the best of 28, 2 within noise of it, 2026-11-30 07:11:12 UTC
 //   forward-bf16-b4-h16x16-q4096-k4096-d128-causal
-//       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 smem_bytes=196864
-//       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       446.72 us measured (615 TFLOP/s), 1.092 x as fast as the default
-//       the best of 28, 0 within noise of it, 2026-11-30 04:14:13 UTC
+//       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 ping_pong=true smem_bytes=196864
+//       launched with longest_first=true head_group=32 persistent=true num_splits=1
+//       446.688 us measured (616 TFLOP/s), 1.099 x as fast as the default
+//       the best of 28, 0 within noise of it, 2026-11-30 07:11:07 UTC
 //   forward-bf16-b8-h16x16-q2048-k2048-d128-causal
 //       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 ping_pong=true smem_bytes=196864
 //       launched with longest_first=true head_group=32 persistent=true num_splits=1
-//       244.524 us measured (562 TFLOP/s), 1.200 x as fast as the default
-//       the best of 28, 0 within noise of it, 2026-11-30 04:14:10 UTC
+//       240.764 us measured (571 TFLOP/s), 1.203 x as fast as the default
+//       the best of 27, 0 within noise of it, 2026-11-30 07:11:05 UTC
 //   forward-bf16-b1-h32x8-q4096-k4096-d128-causal
 //       with block_heads=4 num_stages=2 q_stages=2 integer_max=false smem_bytes=180480
 //       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       205.181 us measured (670 TFLOP/s), 1.163 x as fast as the default
-//       the best of 18, 0 within noise of it, 2026-11-30 04:18:54 UTC
+//       206.211 us measured (667 TFLOP/s), 1.169 x as fast as the default
+//       the best of 20, 0 within noise of it, 2026-11-30 07:13:22 UTC
 //   forward-bf16-b32-h16x16-q512-k512-d128-causal
-//       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 overlap=false integer_max=false smem_bytes=196864
-//       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       95.6453 us measured (360 TFLOP/s), 1.018 x as fast as the default
-//       the best of 22, 0 within noise of it, 2026-11-30 04:14:07 UTC
+//       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 ping_pong=true smem_bytes=196864
+//       launched with longest_first=true head_group=32 persistent=true num_splits=1
+//       98.6944 us measured (349 TFLOP/s), 1.023 x as fast as the default
+//       the best of 22, 0 within noise of it, 2026-11-30 07:11:02 UTC
 //   forward-bf16-b1-h32x8-q2048-k2048-d128-causal
 //       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 ping_pong=true smem_bytes=196864
 //       launched with longest_first=true head_group=32 persistent=true num_splits=1
-//       59.7451 us measured (575 TFLOP/s), 1.272 x as fast as the default
-//       the best of 15, 1 within noise of it, 2026-11-30 04:18:51 UTC
+//       61.7504 us measured (557 TFLOP/s), 1.286 x as fast as the default
+//       the best of 17, 1 within noise of it, 2026-11-30 07:13:20 UTC
 //   forward-bf16-b1-h32x8-q1024-k1024-d128-causal
 //       with num_warpgroups=1 block_heads=4 num_stages=2 q_stages=2 integer_max=false min_blocks_per_sm=2
 //            smem_bytes=114944
 //       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       20.6143 us measured (417 TFLOP/s), 1.355 x as fast as the default
-//       the best of 12, 0 within noise of it, 2026-11-30 04:18:48 UTC
+//       20.578 us measured (418 TFLOP/s), 1.339 x as fast as the default
+//       the best of 14, 0 within noise of it, 2026-11-30 07:13:16 UTC
 //   forward-bf16-b16-h32x8-q128-k128-d128-causal
 //       with num_warpgroups=1 block_heads=4 block_n=48 q_stages=2 rescale_slack=-1 integer_max=false
 //            min_blocks_per_sm=2 smem_bytes=106752
 //       launched with longest_first=true head_group=1 persistent=true num_splits=1
-//       15.9349 us measured (136 TFLOP/s), 1.112 x as fast as the default
-//       the best of 22, 0 within noise of it, 2026-11-30 04:14:04 UTC
+//       16.0077 us measured (135 TFLOP/s), 1.099 x as fast as the default
+//       the best of 22, 1 within noise of it, 2026-11-30 07:11:00 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -892,14 +892,12 @@ DEVICE void pack(u32 (&p)[STEPS_N][4], const float (&s)[TILES_N][4]) {
     for (int n = 0; n < STEPS_N; ++n) c_to_a<Element>(p[n], s[2 * n], s[2 * n + 1]);
 }
 
-// Zeroes the rows of a V tile whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN. Only a
-// tile that is alone and not full has such rows, at its begin.
-DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int tile, int group) {
-    const int hidden = tiles.key_begin - tiles.first_key(tile);
-    if (hidden <= 0) return;
+// Zeroes `count` rows of a V tile, whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN.
+DEVICE void zero_rows(const VTile& v, int first, int count, int group) {
+    if (count <= 0) return;
 #pragma unroll 1
-    for (int i = thread_id() % WARPGROUP_SIZE; i < hidden * TILES_V; i += WARPGROUP_SIZE)
-        store_shared_16(v.address(i / TILES_V, i % TILES_V), Chunk{});
+    for (int i = thread_id() % WARPGROUP_SIZE; i < count * TILES_V; i += WARPGROUP_SIZE)
+        store_shared_16(v.address(first + i / TILES_V, i % TILES_V), Chunk{});
     fence_async_proxy();
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
 }
@@ -1018,7 +1016,7 @@ DEVICE void end_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatis
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         sum[half] = row_sum(rows.sum[half]);
-        const float factor = reciprocal_approx(max_of(sum[half], 1e-37f));  // 0 * 1e37 is 0, for a row that saw no key
+        const float factor = reciprocal_approx(sum[half] == 0 ? 1 : sum[half]);  // a row that saw no key is 0 already
 #pragma unroll
         for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= factor, o[0][d][half * 2 + 1] *= factor;
     }
@@ -1091,8 +1089,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             auto release_k = [&] { release(rings.k.empty(k_place.stage)); k_place.advance(); };
             auto wait_v = [&](int of_tile) {
                 mbarrier_wait(rings.v.full(v_place.stage), v_place.phase);
-                if (!tiles.contains(tiles.next(of_tile)))  // where there are more tiles, all are full
-                    zero_hidden_rows(v_tile(v_place.stage), tiles, of_tile, group);
+                const VTile& v = v_tile(v_place.stage);
+                const int before = tiles.key_begin - tiles.first_key(of_tile);
+                if (!tiles.contains(tiles.next(of_tile))) zero_rows(v, 0, before, group);  // where there are more tiles, all are full
             };
             auto release_v = [&] { release(rings.v.empty(v_place.stage)); v_place.advance(); };
             auto softmax = [&](int of_tile) {

@@ -1,50 +1,46 @@
 // forward_wgmma for forward-bf16-d64-causal on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     num_warpgroups=3 block_heads=4 block_n=128 num_stages=3 q_stages=1 overlap=true ping_pong=true
-//            rescale_slack=8 integer_max=true min_blocks_per_sm=1 split_keys=false smem_bytes=123072
-// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 123072 bytes of shared memory
+// config     num_warpgroups=3 block_heads=1 block_n=128 num_stages=2 q_stages=1 overlap=true ping_pong=true
+//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=90304
+// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 90304 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b1-h64x8-q65536-k65536-d64-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=4 block_n=128 num_stages=3 q_stages=1 overlap=true ping_pong=true rescale_slack=8 integer_max=true min_blocks_per_sm=1 split_keys=false smem_bytes=123072 longest_first=true head_group=4 persistent=false num_splits=1'
+// again      autotune source forward-bf16-b1-h64x8-q65536-k65536-d64-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=128 num_stages=2 q_stages=1 overlap=true ping_pong=true rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=90304 longest_first=true head_group=4 persistent=false num_splits=1'
 //
 // serves
 //   forward-bf16-b1-h64x8-q65536-k65536-d64-causal
 //       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       61315.2 us measured (574 TFLOP/s), 1.050 x as fast as the default
-//       the best of 12, 2 within noise of it, 2026-11-30 04:15:43 UTC
+//       63262.8 us measured (556 TFLOP/s), 1.000 x as fast as the default
+//       the best of 12, 2 within noise of it, 2026-11-30 07:12:34 UTC
+//   forward-bf16-b1-h64x8-q65536-k65536-d64-causal-sinks
+//       launched with longest_first=true head_group=4 persistent=false num_splits=1
+//       63174.6 us measured (557 TFLOP/s), 1.000 x as fast as the default
+//       the best of 12, 3 within noise of it, 2026-11-30 07:12:48 UTC
+//   forward-bf16-b1-h32x32-q16384-k16384-d64-causal
+//       launched with longest_first=true head_group=4 persistent=false num_splits=1
+//       2037.62 us measured (540 TFLOP/s), 1.000 x as fast as the default
+//       the best of 23, 2 within noise of it, 2026-11-30 07:12:20 UTC
 //
 // other winners; their sources differ in constants, `autotune source PROBLEM` prints them
-//   forward-bf16-b1-h64x8-q65536-k65536-d64-causal-sinks
-//       with block_heads=2 num_stages=2 q_stages=2 smem_bytes=114944
-//       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       62143.7 us measured (566 TFLOP/s), 1.037 x as fast as the default
-//       the best of 12, 3 within noise of it, 2026-11-30 04:15:57 UTC
-//   forward-bf16-b1-h32x32-q16384-k16384-d64-causal
-//       with block_heads=1 num_stages=2 integer_max=false smem_bytes=90304
-//       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       2038.78 us measured (539 TFLOP/s), 1.000 x as fast as the default
-//       the best of 24, 2 within noise of it, 2026-11-30 04:15:29 UTC
 //   forward-bf16-b1-h64x8-q8192-k8192-d64-causal
-//       with block_heads=8 num_stages=2 smem_bytes=90304
+//       with block_heads=8 integer_max=true
 //       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       992.8 us measured (554 TFLOP/s), 1.076 x as fast as the default
-//       the best of 25, 0 within noise of it, 2026-11-30 04:15:25 UTC
+//       993.12 us measured (554 TFLOP/s), 1.076 x as fast as the default
+//       the best of 22, 0 within noise of it, 2026-11-30 07:12:15 UTC
 //   forward-bf16-b1-h64x8-q8192-k8192-d64-causal-sinks
-//       with block_heads=8 num_stages=2 smem_bytes=90304
+//       with block_heads=8 integer_max=true
 //       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       994.912 us measured (553 TFLOP/s), 1.074 x as fast as the default
-//       the best of 12, 0 within noise of it, 2026-11-30 04:19:29 UTC
+//       996.768 us measured (552 TFLOP/s), 1.079 x as fast as the default
+//       the best of 14, 0 within noise of it, 2026-11-30 07:13:51 UTC
 //   forward-bf16-b32-h32x32-q512-k512-d64-causal
-//       with num_warpgroups=1 block_heads=1 block_n=64 num_stages=2 q_stages=2 ping_pong=false rescale_slack=-1
-//            integer_max=false min_blocks_per_sm=3 smem_bytes=49408
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       120.92 us measured (285 TFLOP/s), 1.150 x as fast as the default
-//       the best of 22, 0 within noise of it, 2026-11-30 04:15:16 UTC
-//   forward-bf16-b1-h64x8-q1024-k1024-d64-causal-sinks
-//       with num_warpgroups=1 block_heads=8 block_n=48 num_stages=2 q_stages=2 ping_pong=false integer_max=false
-//            min_blocks_per_sm=4 smem_bytes=41216
+//       with num_warpgroups=1 block_n=48 q_stages=2 ping_pong=false min_blocks_per_sm=4 smem_bytes=41216
 //       launched with longest_first=true head_group=4 persistent=true num_splits=1
-//       24.4968 us measured (351 TFLOP/s), 1.346 x as fast as the default
-//       the best of 15, 0 within noise of it, 2026-11-30 04:19:23 UTC
+//       123.31 us measured (279 TFLOP/s), 1.137 x as fast as the default
+//       the best of 23, 1 within noise of it, 2026-11-30 07:12:07 UTC
+//   forward-bf16-b1-h64x8-q1024-k1024-d64-causal-sinks
+//       with num_warpgroups=1 block_heads=8 block_n=48 q_stages=2 ping_pong=false min_blocks_per_sm=4 smem_bytes=41216
+//       launched with longest_first=true head_group=4 persistent=true num_splits=1
+//       24.446 us measured (352 TFLOP/s), 1.343 x as fast as the default
+//       the best of 17, 0 within noise of it, 2026-11-30 07:13:47 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -454,16 +450,16 @@ using Element = bf16;
 constexpr int HEAD_DIM = 64;
 constexpr int HEAD_DIM_V = 64;
 constexpr int NUM_WARPGROUPS = 3;
-constexpr int BLOCK_HEADS = 4;
+constexpr int BLOCK_HEADS = 1;
 constexpr int BLOCK_N = 128;
-constexpr int NUM_STAGES = 3;
+constexpr int NUM_STAGES = 2;
 constexpr int Q_STAGES = 1;
 constexpr bool OVERLAP = true;
 constexpr bool PING_PONG = true;
 constexpr int RESCALE_SLACK = 8;
-constexpr bool INTEGER_MAX = true;
+constexpr bool INTEGER_MAX = false;
 constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 123072;
+constexpr int SMEM_BYTES = 90304;
 constexpr int LOADER_REGISTERS = 32;
 constexpr int REGISTERS = 160;
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
@@ -864,14 +860,12 @@ DEVICE void pack(u32 (&p)[STEPS_N][4], const float (&s)[TILES_N][4]) {
     for (int n = 0; n < STEPS_N; ++n) c_to_a<Element>(p[n], s[2 * n], s[2 * n + 1]);
 }
 
-// Zeroes the rows of a V tile whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN. Only a
-// tile that is alone and not full has such rows, at its begin.
-DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int tile, int group) {
-    const int hidden = tiles.key_begin - tiles.first_key(tile);
-    if (hidden <= 0) return;
+// Zeroes `count` rows of a V tile, whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN.
+DEVICE void zero_rows(const VTile& v, int first, int count, int group) {
+    if (count <= 0) return;
 #pragma unroll 1
-    for (int i = thread_id() % WARPGROUP_SIZE; i < hidden * TILES_V; i += WARPGROUP_SIZE)
-        store_shared_16(v.address(i / TILES_V, i % TILES_V), Chunk{});
+    for (int i = thread_id() % WARPGROUP_SIZE; i < count * TILES_V; i += WARPGROUP_SIZE)
+        store_shared_16(v.address(first + i / TILES_V, i % TILES_V), Chunk{});
     fence_async_proxy();
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
 }
@@ -990,7 +984,7 @@ DEVICE void end_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatis
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         sum[half] = row_sum(rows.sum[half]);
-        const float factor = reciprocal_approx(max_of(sum[half], 1e-37f));  // 0 * 1e37 is 0, for a row that saw no key
+        const float factor = reciprocal_approx(sum[half] == 0 ? 1 : sum[half]);  // a row that saw no key is 0 already
 #pragma unroll
         for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= factor, o[0][d][half * 2 + 1] *= factor;
     }
@@ -1063,8 +1057,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             auto release_k = [&] { release(rings.k.empty(k_place.stage)); k_place.advance(); };
             auto wait_v = [&](int of_tile) {
                 mbarrier_wait(rings.v.full(v_place.stage), v_place.phase);
-                if (!tiles.contains(tiles.next(of_tile)))  // where there are more tiles, all are full
-                    zero_hidden_rows(v_tile(v_place.stage), tiles, of_tile, group);
+                const VTile& v = v_tile(v_place.stage);
+                const int before = tiles.key_begin - tiles.first_key(of_tile);
+                if (!tiles.contains(tiles.next(of_tile))) zero_rows(v, 0, before, group);  // where there are more tiles, all are full
             };
             auto release_v = [&] { release(rings.v.empty(v_place.stage)); v_place.advance(); };
             auto softmax = [&](int of_tile) {

@@ -1,16 +1,16 @@
 // forward_wgmma for forward-bf16-d96-causal on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     num_warpgroups=3 block_heads=1 block_n=80 num_stages=3 q_stages=1 overlap=true ping_pong=false
-//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=172224
-// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 172224 bytes of shared memory
+// config     num_warpgroups=3 block_heads=1 block_n=96 num_stages=2 q_stages=2 overlap=true ping_pong=true
+//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=196864
+// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 196864 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b2-h16x16-q8192-k8192-d96-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=80 num_stages=3 q_stages=1 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=172224 longest_first=true head_group=4 persistent=false num_splits=1'
+// again      autotune source forward-bf16-b2-h16x16-q8192-k8192-d96-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=96 num_stages=2 q_stages=2 overlap=true ping_pong=true rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=196864 longest_first=true head_group=4 persistent=false num_splits=1'
 //
 // serves
 //   forward-bf16-b2-h16x16-q8192-k8192-d96-causal
 //       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       676.976 us measured (609 TFLOP/s), 1.088 x as fast as the default
-//       the best of 22, 2 within noise of it, 2026-11-30 04:16:22 UTC
+//       693.328 us measured (595 TFLOP/s), 1.117 x as fast as the default
+//       the best of 22, 0 within noise of it, 2026-11-30 07:13:09 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -336,13 +336,13 @@ template <int PENDING, typename... Tiles> DEVICE void wgmma_wait(Tiles&... tiles
     (pin(tiles), ...);
 }
 
-// C (64 x 80) = or += A B^T, both K-major in shared memory.
-DEVICE void wgmma_qk(float (&c)[10][4], u64 a, u64 b, bool accumulate) {
+// C (64 x 96) = or += A B^T, both K-major in shared memory.
+DEVICE void wgmma_qk(float (&c)[12][4], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %42, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
+        "setp.ne.b32 accumulate, %50, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, "
         "%4, %5, %6, %7, "
         "%8, %9, %10, %11, "
@@ -352,8 +352,10 @@ DEVICE void wgmma_qk(float (&c)[10][4], u64 a, u64 b, bool accumulate) {
         "%24, %25, %26, %27, "
         "%28, %29, %30, %31, "
         "%32, %33, %34, %35, "
-        "%36, %37, %38, %39"
-        "}, %40, %41, accumulate, 1, 1, 0, 0;\n"
+        "%36, %37, %38, %39, "
+        "%40, %41, %42, %43, "
+        "%44, %45, %46, %47"
+        "}, %48, %49, accumulate, 1, 1, 0, 0;\n"
         "}\n"
         :
           "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
@@ -365,7 +367,9 @@ DEVICE void wgmma_qk(float (&c)[10][4], u64 a, u64 b, bool accumulate) {
           "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
           "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
           "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
-          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3])
+          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
+          "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]),
+          "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3])
         : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -417,15 +421,15 @@ constexpr int HEAD_DIM = 96;
 constexpr int HEAD_DIM_V = 96;
 constexpr int NUM_WARPGROUPS = 3;
 constexpr int BLOCK_HEADS = 1;
-constexpr int BLOCK_N = 80;
-constexpr int NUM_STAGES = 3;
-constexpr int Q_STAGES = 1;
+constexpr int BLOCK_N = 96;
+constexpr int NUM_STAGES = 2;
+constexpr int Q_STAGES = 2;
 constexpr bool OVERLAP = true;
-constexpr bool PING_PONG = false;
+constexpr bool PING_PONG = true;
 constexpr int RESCALE_SLACK = 8;
 constexpr bool INTEGER_MAX = false;
 constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 172224;
+constexpr int SMEM_BYTES = 196864;
 constexpr int LOADER_REGISTERS = 32;
 constexpr int REGISTERS = 160;
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
@@ -826,14 +830,12 @@ DEVICE void pack(u32 (&p)[STEPS_N][4], const float (&s)[TILES_N][4]) {
     for (int n = 0; n < STEPS_N; ++n) c_to_a<Element>(p[n], s[2 * n], s[2 * n + 1]);
 }
 
-// Zeroes the rows of a V tile whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN. Only a
-// tile that is alone and not full has such rows, at its begin.
-DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int tile, int group) {
-    const int hidden = tiles.key_begin - tiles.first_key(tile);
-    if (hidden <= 0) return;
+// Zeroes `count` rows of a V tile, whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN.
+DEVICE void zero_rows(const VTile& v, int first, int count, int group) {
+    if (count <= 0) return;
 #pragma unroll 1
-    for (int i = thread_id() % WARPGROUP_SIZE; i < hidden * TILES_V; i += WARPGROUP_SIZE)
-        store_shared_16(v.address(i / TILES_V, i % TILES_V), Chunk{});
+    for (int i = thread_id() % WARPGROUP_SIZE; i < count * TILES_V; i += WARPGROUP_SIZE)
+        store_shared_16(v.address(first + i / TILES_V, i % TILES_V), Chunk{});
     fence_async_proxy();
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
 }
@@ -952,7 +954,7 @@ DEVICE void end_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatis
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         sum[half] = row_sum(rows.sum[half]);
-        const float factor = reciprocal_approx(max_of(sum[half], 1e-37f));  // 0 * 1e37 is 0, for a row that saw no key
+        const float factor = reciprocal_approx(sum[half] == 0 ? 1 : sum[half]);  // a row that saw no key is 0 already
 #pragma unroll
         for (int d = 0; d < TILES_V; ++d) o[0][d][half * 2] *= factor, o[0][d][half * 2 + 1] *= factor;
     }
@@ -1025,8 +1027,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             auto release_k = [&] { release(rings.k.empty(k_place.stage)); k_place.advance(); };
             auto wait_v = [&](int of_tile) {
                 mbarrier_wait(rings.v.full(v_place.stage), v_place.phase);
-                if (!tiles.contains(tiles.next(of_tile)))  // where there are more tiles, all are full
-                    zero_hidden_rows(v_tile(v_place.stage), tiles, of_tile, group);
+                const VTile& v = v_tile(v_place.stage);
+                const int before = tiles.key_begin - tiles.first_key(of_tile);
+                if (!tiles.contains(tiles.next(of_tile))) zero_rows(v, 0, before, group);  // where there are more tiles, all are full
             };
             auto release_v = [&] { release(rings.v.empty(v_place.stage)); v_place.advance(); };
             auto softmax = [&](int of_tile) {

@@ -42,26 +42,12 @@ DEVICE void pack(u32 (&p)[STEPS_N][4], const float (&s)[TILES_N][4]) {
     for (int n = 0; n < STEPS_N; ++n) c_to_a<Element>(p[n], s[2 * n], s[2 * n + 1]);
 }
 
-//% if kv != "paged"
-// Zeroes the rows of a V tile whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN. Only a
-// tile that is alone and not full has such rows, at its begin.
-DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int tile, int group) {
-    const int hidden = tiles.key_begin - tiles.first_key(tile);
-    if (hidden <= 0) return;
+// Zeroes `count` rows of a V tile, whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN.
+DEVICE void zero_rows(const VTile& v, int first, int count, int group) {
+    if (count <= 0) return;
 #pragma unroll 1
-    for (int i = thread_id() % WARPGROUP_SIZE; i < hidden * TILES_V; i += WARPGROUP_SIZE)
-        store_shared_16(v.address(i / TILES_V, i % TILES_V), Chunk{});
+    for (int i = thread_id() % WARPGROUP_SIZE; i < count * TILES_V; i += WARPGROUP_SIZE)
+        store_shared_16(v.address(first + i / TILES_V, i % TILES_V), Chunk{});
     fence_async_proxy();
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
 }
-//% else
-// Zeroes the rows of a V tile whose keys no row of the block sees: what lies there may be NaN, and 0 * NaN is NaN.
-DEVICE void zero_hidden_rows(const VTile& v, const KvTiles<BLOCK_N>& tiles, int tile, int group) {
-    const int hidden = tiles.first_key(tile) + BLOCK_N - tiles.key_end;  // at the end of the last tile
-    if (hidden <= 0) return;
-    for (int i = thread_id() % WARPGROUP_SIZE; i < hidden * TILES_V; i += WARPGROUP_SIZE)
-        store_shared_16(v.address(BLOCK_N - 1 - i / TILES_V, i % TILES_V), Chunk{});
-    fence_async_proxy();
-    named_barrier_sync(1 + group, WARPGROUP_SIZE);
-}
-//% endif

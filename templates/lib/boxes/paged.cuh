@@ -16,13 +16,3 @@ struct KeyBoxes {
             tma_load(tile.base + panel * Tile::PANEL_BYTES + row * 128, map, barrier, panel * 64, at.slot, head, at.page, CACHE_EVICT_LAST);
     }
 };
-
-// Zeroes the rows of a V tile whose keys come before all that a row of the block sees.
-DEVICE void zero_rows_before(const VTile& v, const KvTiles<BLOCK_N>& tiles, int tile, int group) {
-    const int hidden = tiles.key_begin - tiles.first_key(tile);  // at the begin of the first tile
-    if (hidden <= 0) return;
-    for (int i = thread_id() % WARPGROUP_SIZE; i < hidden * TILES_V; i += WARPGROUP_SIZE)
-        store_shared_16(v.address(i / TILES_V, i % TILES_V), Chunk{});
-    fence_async_proxy();
-    named_barrier_sync(1 + group, WARPGROUP_SIZE);
-}
