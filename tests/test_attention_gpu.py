@@ -128,12 +128,13 @@ def test_any_strides_give_the_same_result(cupy, torch):
 
 
 def test_a_cache_shared_by_the_whole_batch(cupy, torch):
-    """Strides of 0: one prompt for many sequences."""
+    """Strides of 0: one prompt for many sequences. Tensor maps have none, so another kernel runs, which rounds elsewhere."""
     inputs = make_inputs(problem_of(batch=3), "random", xp=cupy)
     q, k, v = map(to_torch(torch), (inputs.q, inputs.k, inputs.v))
     k, v = k[:1], v[:1]
     wanted = autotune.attention(q, k.repeat(3, 1, 1, 1), v.repeat(3, 1, 1, 1), causal=True)
-    assert torch.equal(autotune.attention(q, k.expand(3, -1, -1, -1), v.expand(3, -1, -1, -1), causal=True), wanted)
+    result = autotune.attention(q, k.expand(3, -1, -1, -1), v.expand(3, -1, -1, -1), causal=True)
+    torch.testing.assert_close(result, wanted, rtol=2**-6, atol=2**-8)
 
 
 @pytest.mark.parametrize("sizes", [(0, 5, 7), (2, 0, 7), (2, 5, 0)])

@@ -23,8 +23,8 @@ def test_a_reciprocal_divides_exactly(n, divisor):
 
 def pieces_on_device(problem, config, queries, lengths, num_splits):
     """(pieces, those that have a slot), as pieces.cuh cuts them in its own arithmetic."""
-    tile, block_m, one = config["block_n"], config["block_m"], np.float32(1)
-    unsplit = problem.heads_kv * -(-problem.group * queries // block_m)
+    tile, block_m, heads, one = config["block_n"], config["block_m"], config["block_heads_kv"], np.float32(1)
+    unsplit = -(-problem.heads_kv // heads) * -(-problem.group * queries // (block_m // heads))
     begin = np.zeros_like(lengths) if problem.window_left is None else np.maximum(lengths - queries - problem.window_left, 0)
     tiles = np.where(lengths > begin, -(-(lengths - begin // tile * tile) // tile), 0)
     share = np.float32((tiles * unsplit).sum()) * (one / np.float32(config["pieces"]) * np.float32(1 - 1e-6))
@@ -59,10 +59,11 @@ def test_full_sequences_are_cut_by_the_host_into_about_as_many_pieces_as_asked_f
     config = KERNEL.config(problem.static, values)
     launches = KERNEL.launches(problem, config)
     named = dict(zip([field.name for field in DECODE_FIELDS][len(DECODE_POINTERS) + 15:], launches.scalars))
-    assert launches.grid == batch * 8 * named["num_splits"] and named["num_splits"] >= 1
-    assert launches.grid <= max(values["pieces"], batch * 8)
+    unsplit = batch * 8 // values["block_heads_kv"]
+    assert launches.grid == unsplit * named["num_splits"] and named["num_splits"] >= 1
+    assert launches.grid <= max(values["pieces"], unsplit)
     alone = named["num_splits"] > launches.cluster  # blocks merge through global memory
-    assert launches.combine == (batch * 8 if alone and not values["last_block_merges"] else 0)
+    assert launches.combine == (unsplit if alone and not values["last_block_merges"] else 0)
     assert launches.cluster == (named["num_splits"] if values["cluster_merges"] else 1) and launches.cluster <= MAX_CLUSTER
     assert (launches.slots > 0) == alone and launches.grid % launches.cluster == 0
 

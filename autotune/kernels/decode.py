@@ -130,8 +130,12 @@ class DecodeKernel(Kernel):
                 "kv_element": "e4m3" if e4m3 else ELEMENTS[static.kv_dtype]}
 
     def block_rows(self, config: Config) -> int:
-        """(query, head) rows that a block owns."""
+        """(query, head) rows of each key/value head that a block owns."""
         raise NotImplementedError
+
+    def block_heads_kv(self, config: Config) -> int:
+        """Key/value heads that a block takes side by side."""
+        return 1
 
     def tile_keys(self, config: Config) -> int:
         """Keys of a tile, the unit in which sequences are cut."""
@@ -152,7 +156,8 @@ class DecodeKernel(Kernel):
         config's choice, and nothing of 0 pages is prefetched."""
         heads_q, heads_kv, group = problem.heads_q, problem.heads_kv, problem.group
         block_rows, tile, least = self.block_rows(config), self.tile_keys(config), self.least_tiles(config)
-        most_splits, pieces, combines = 4096 // block_rows, config["pieces"], not config["last_block_merges"]
+        block_heads, pieces, combines = self.block_heads_kv(config), config["pieces"], not config["last_block_merges"]
+        most_splits = 4096 // (block_rows * block_heads)
         most_cluster = self.most_cluster(config)
         left = UNBOUNDED if problem.window_left is None else min(problem.window_left, UNBOUNDED)
         right = UNBOUNDED if problem.window_right is None else min(problem.window_right, UNBOUNDED)
@@ -166,7 +171,7 @@ class DecodeKernel(Kernel):
         def bound(batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype=0, num_splits=0, page_size=0,
                   scale_strides=(0, 0), v_scale=1.0, pages=0):
             rows = group * seqlen_q
-            unsplit = heads_kv * -(-rows // block_rows)
+            unsplit = -(-heads_kv // block_heads) * -(-rows // block_rows)
             # Tiles that queries see: those of all keys, or of the window and one more, as it need not begin at a tile.
             tiles = -(-seqlen_k // tile)
             if left < UNBOUNDED:
@@ -191,7 +196,8 @@ class DecodeKernel(Kernel):
                        v_scale, *softcap, *((prefetch_tiles if pages else 0, trigger_tiles, pages) if dependent else ()))
             split = splits > cluster
             slots = 0 if not split else grid if num_splits else min(grid, pieces)
-            return Launches(grid, batch * unsplit if split and combines else 0, slots, min(rows, block_rows),
+            return Launches(grid, batch * unsplit if split and combines else 0, slots,
+                            (block_heads - 1) * block_rows + min(rows, block_rows),
                             batch * unsplit if split and not combines else 0, num_splits, scalars, cluster)
 
         return bound
@@ -205,6 +211,11 @@ class DecodeKernel(Kernel):
     def workspace_bytes(self, problem: Problem, config: Config) -> int:
         launches = self.launches(problem, config, uniform=False)
         return launches.slots * launches.rows * (problem.head_dim_v + 2) * 4 + launches.tickets * 4
+
+
+def unsplit_pieces(problem: Problem, block_rows: int, block_heads_kv: int = 1) -> int:
+    """Pieces of a problem whose sequences are not split."""
+    return problem.batch * math.ceil(problem.heads_kv / block_heads_kv) * row_tiles(problem, block_rows)
 
 
 def rows_of(problem: Problem) -> int:

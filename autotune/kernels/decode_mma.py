@@ -9,7 +9,7 @@ from ..config import Config, Parameter, Value
 from ..gpu import Gpu
 from ..problem import DTYPE_BYTES, Problem, Static
 from .base import WARP_SIZE, Step, resident_blocks
-from .decode import DECODE_FIELDS, MAX_CLUSTER, DecodeKernel, row_tiles, rows_of
+from .decode import DECODE_FIELDS, MAX_CLUSTER, DecodeKernel, row_tiles, rows_of, unsplit_pieces
 from .limits import registers_available, registers_exceeded, shared_memory_exceeded, threads_exceeded
 
 PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
@@ -24,6 +24,8 @@ CLUSTER_MERGE_US = 0.6  # about 1200 clocks: two barriers of a cluster and a rou
 # With tiles prefetched before the kernel before has ended: 0.3 to 1 measured on an H200 if that lets this one come when its loop
 # has ended, 0.6 (8 MB of cache) to 5 (134 MB) if earlier.
 PREFETCH_GAIN_US, TRIGGER_GAIN_US = 0.5, 2.0
+# Where a block takes 64 bytes of a key: 0.80 to 0.90 of what reading takes, whatever else is tuned (e4m3, head dim 64).
+L2_LINE_BYTES, HALF_LINES = 128, 0.9
 
 
 def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
@@ -56,12 +58,19 @@ def clusters(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
     return None
 
 
+def pairs(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    if v["block_heads_kv"] > 1 and (static.head_dim % 16 or static.head_dim_v % 16):
+        return (f"block_heads_kv is {v['block_heads_kv']}; head dims of {static.head_dim} and {static.head_dim_v} allow 1, others "
+                "need multiples of 16")
+    return None
+
+
 def live_registers(static: Static, v: Mapping[str, Value]) -> int:
     """Registers that the tiles of one thread take, plus what addresses and statistics need at the least."""
-    tiles_m = v["block_m"] // 16
+    tiles_m, heads = v["block_m"] // 16, v["block_heads_kv"]
     scores = tiles_m * v["block_n"] // 8 * 4
-    output = tiles_m * math.ceil(static.head_dim_v / 16) * 2 * 4
-    q = tiles_m * math.ceil(static.head_dim / 16) * 4 if v["q_in_registers"] else 0
+    output = tiles_m * heads * math.ceil(static.head_dim_v / 16) * 2 * 4
+    q = tiles_m * heads * math.ceil(static.head_dim / 16) * 4 if v["q_in_registers"] else 0
     return output + scores + q + 40
 
 
@@ -71,27 +80,38 @@ def tile_bytes(rows: int, columns: int) -> int:
 
 def stage_bytes(static: Static, v: Mapping[str, Value]) -> int:
     """Of a tile of K and one of V. Tiles are counted in columns of 16 bits."""
-    columns = (dim * DTYPE_BYTES[static.kv_dtype] // 2 for dim in (static.head_dim, static.head_dim_v))
+    columns = (v["block_heads_kv"] * dim * DTYPE_BYTES[static.kv_dtype] // 2 for dim in (static.head_dim, static.head_dim_v))
     return sum(tile_bytes(v["block_n"], count) for count in columns)
 
 
 def kv_bytes(static: Static, v: Mapping[str, Value]) -> int:
     """In global memory, of a tile of K and one of V."""
-    return v["block_n"] * (static.head_dim + static.head_dim_v) * DTYPE_BYTES[static.kv_dtype]
+    return v["block_n"] * v["block_heads_kv"] * (static.head_dim + static.head_dim_v) * DTYPE_BYTES[static.kv_dtype]
 
 
 def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
-    q = 0 if v["q_in_registers"] else tile_bytes(v["block_m"], static.head_dim)
+    q = 0 if v["q_in_registers"] else tile_bytes(v["block_m"], v["block_heads_kv"] * static.head_dim)
     streaming = q + v["num_warps"] * v["num_stages"] * stage_bytes(static, v)
     merging = v["num_warps"] * v["block_m"] * ((static.head_dim_v + 8) * 4 + 8) + 16
     return max(streaming, merging, STATISTICS_BYTES + v["block_m"] * static.head_dim_v * 4)
+
+
+def key_bytes(problem: Problem) -> int:
+    """Of one head's key in the cache, or of its value if that is shorter."""
+    return min(problem.head_dim, problem.head_dim_v) * DTYPE_BYTES[problem.kv_dtype]
+
+
+def paired(problem: Problem) -> bool:
+    """Whether two key/value heads make a line of L2 full that one does not, and their rows fit a tile of 16."""
+    whole = problem.head_dim % 16 == 0 and problem.head_dim_v % 16 == 0
+    return whole and key_bytes(problem) < L2_LINE_BYTES and problem.heads_kv > 1 and rows_of(problem) <= 8
 
 
 # Defaults by block_n, num_warps, num_stages and min_blocks_per_sm: the first that is legal. Where 16 rows leave registers for
 # them, 32 keys a tile are as fast as 16 or faster: 34.1 against 36.8 us (D64, batch 1, 64k), 76 against 98 (in e4m3 pages).
 # A block that has an SM for itself stands as evenly as the kernel before it did; where several find room, those of one round
 # come to stand unevenly in some graphs (33.6 us, or 36 to 40: D64, batch 8, 8k), which costs more than it gains from 512 KB a
-# block on.
+# block on. Two heads side by side leave no registers for 32 keys.
 NARROW = ((16, 4, 2, 2), (16, 2, 3, 2), (16, 4, 2, 1), (16, 2, 2, 1), (16, 1, 2, 1))
 WIDE = ((32, 4, 2, 2), (32, 4, 2, 1), *NARROW)
 ALONE, ALONE_BYTES = (32, 8, 2, 1), 512 * 1024
@@ -106,7 +126,9 @@ class DecodeMma(DecodeKernel):
     min_arch = 80
     dtypes = ("bf16", "fp16")
     parameters = (
-        Parameter("block_m", (16, 32, 64), "compile", "(query, head) rows that share what a block reads"),
+        Parameter("block_m", (16, 32, 64), "compile", "(query, head) rows of a block, of all its key/value heads"),
+        Parameter("block_heads_kv", (1, 2), "compile", "key/value heads of which a block reads the same keys, side by side",
+                  absent=1),
         Parameter("block_n", (16, 32, 64), "compile", "keys of a warp's tile"),
         Parameter("num_warps", (1, 2, 4, 8), "compile", "warps of a block, which deal out the tiles"),
         Parameter("num_stages", (2, 3, 4, 6, 8), "compile", "buffers of K and V that each warp has in flight"),
@@ -129,7 +151,7 @@ class DecodeMma(DecodeKernel):
                   "tiles that each warp still has when it lets the next kernel come into place", absent=0,
                   needs="dependent_launch", optional=True),
     )
-    rules = (dependence, clusters, conversion, shared_memory, registers)
+    rules = (dependence, clusters, conversion, pairs, shared_memory, registers)
     fields = DECODE_FIELDS
 
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -151,7 +173,7 @@ class DecodeMma(DecodeKernel):
         return [constant for constant in super().constants(static, config) if constant[1] not in NO_CONSTANTS]
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
-        return {**super().operands(static, config), **{name.lower(): config[name.lower()] for name in NO_CONSTANTS}}
+        return {**super().operands(static, config), **{name.lower(): config[name.lower()] for name in (*NO_CONSTANTS, "BLOCK_HEADS_KV")}}
 
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """As many bytes in flight as an SM can hold with room to spare (notes on Little's law: 25 KB are the least for an
@@ -159,14 +181,15 @@ class DecodeMma(DecodeKernel):
         for batches of 1 to 8 and 4k to 32k keys; more, which even the load out, where unsplit pieces alone are more than what
         is resident."""
         block_m = 16 if rows_of(problem) <= 16 or problem.head_dim_v > 128 or problem.kv_dtype == "e4m3" else 32
-        dependent, unsplit = gpu.arch >= 90, problem.batch * problem.heads_kv * row_tiles(problem, block_m)
+        heads = 2 if paired(problem) else 1
+        dependent, unsplit = gpu.arch >= 90, unsplit_pieces(problem, block_m // heads, heads)
         one_round = unsplit <= 2 * gpu.sms  # then all blocks end together, and HBM would be idle meanwhile
-        skeletons = WIDE if block_m == 16 and problem.head_dim_v <= 128 else NARROW
+        skeletons = WIDE if block_m == 16 and heads == 1 and problem.head_dim_v <= 128 else NARROW
         if skeletons is WIDE and one_round and problem.cache_bytes >= ALONE_BYTES * gpu.sms:
             skeletons = (ALONE, *skeletons)
         for block_n, num_warps, num_stages, blocks in skeletons:
             early = 0 if not dependent else 64 // block_n if one_round else 1
-            values = dict(block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages,
+            values = dict(block_m=block_m, block_heads_kv=heads, block_n=block_n, num_warps=num_warps, num_stages=num_stages,
                           q_in_registers=problem.kv_dtype == "e4m3"
                           or block_m == 16 and problem.head_dim + problem.head_dim_v <= 384,
                           l2_prefetch=128, min_blocks_per_sm=blocks, dependent_launch=dependent, cluster_merges=False,
@@ -183,7 +206,10 @@ class DecodeMma(DecodeKernel):
         return min(values, key=lambda value: abs(value - wanted))
 
     def block_rows(self, config: Config) -> int:
-        return config["block_m"]
+        return config["block_m"] // config["block_heads_kv"]
+
+    def block_heads_kv(self, config: Config) -> int:
+        return config["block_heads_kv"]
 
     def tile_keys(self, config: Config) -> int:
         return config["block_n"]
@@ -216,13 +242,15 @@ class DecodeMma(DecodeKernel):
         flying = config["num_warps"] * config["num_stages"] * kv_bytes(problem.static, config.values)
         busy = min(launches.grid, gpu.sms * resident)
         bandwidth = min(0.92 * gpu["bandwidth_gb_s"] * 1e3, busy * flying / LATENCY_US)  # bytes per us
-        bytes_read = problem.compulsory_bytes * (1 + 0.1 * (row_tiles(problem, config["block_m"]) - 1))
+        bytes_read = problem.compulsory_bytes * (1 + 0.1 * (row_tiles(problem, self.block_rows(config)) - 1))
+        if config["block_heads_kv"] * key_bytes(problem) < L2_LINE_BYTES:
+            bandwidth *= HALF_LINES
         rounds = launches.grid / (gpu.sms * resident)
         tail = 1 + 0.1 * (math.ceil(rounds) / rounds - 1) if rounds > 1 else 1 + 0.1 * max(0.0, 1 - launches.grid / gpu.sms)
         launch_us = DEPENDENT_LAUNCH_US if config["dependent_launch"] else LAUNCH_US
         merging = CLUSTER_MERGE_US if launches.cluster > 1 else 0.0
         if launches.slots:
-            splits = launches.grid / (problem.batch * problem.heads_kv * row_tiles(problem, config["block_m"]))
+            splits = launches.grid / unsplit_pieces(problem, self.block_rows(config), config["block_heads_kv"])
             merging = LATENCY_US + 0.02 * splits + (launch_us if launches.combine else LATENCY_US)
             bytes_read += 2 * launches.slots * launches.rows * problem.head_dim_v * 4
         idle = launch_us + 2 * LATENCY_US + merging - self.early_gain_us(config)

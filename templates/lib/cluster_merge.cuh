@@ -23,6 +23,7 @@ DEVICE void merge_cluster(const Params& p, const Piece& piece) {
 #pragma unroll 1
     for (int i = piece.split * each + thread_id(); i < end; i += THREADS) {
         const int row = i / THREADS_PER_ROW, column = i % THREADS_PER_ROW * COLUMNS_PER_THREAD;
+        if (BLOCK_HEADS_KV > 1 && !piece.rows.exists(row)) continue;
         float weight[MAX_CLUSTER], sum[MAX_CLUSTER];
         Partial whole;
 #pragma unroll

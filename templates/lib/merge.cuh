@@ -2,7 +2,7 @@
 // however blocks ran.
 
 DEVICE Workspace workspace_of(const Params& p) {  // a slot for each piece
-    return {p.partial_o, p.partial_statistics, min_of(BLOCK_M, p.group * p.seqlen_q)};
+    return {p.partial_o, p.partial_statistics, BLOCK_M - HEAD_ROWS + min_of(HEAD_ROWS, p.group * p.seqlen_q)};
 }
 
 DEVICE void store_partial(const Workspace& workspace, int slot, int row, int column, const Partial& part) {
@@ -17,7 +17,7 @@ DEVICE void finish(const Params& p, const Rows& rows, int row, int column, const
     const int head = rows.head(p, row), query = rows.first_query + rows.query(p, row);
     Element* out = p.out + rows.batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + column;
     float* lse = p.lse && column == 0 ? p.lse + rows.batch * p.lse_batch_stride + head * p.lse_head_stride + query : nullptr;
-    finish(whole, sink_logit_log2(p.sinks, p.sink_dtype, head), output_scale(p, rows.head_kv), out, lse);
+    finish(whole, sink_logit_log2(p.sinks, p.sink_dtype, head), output_scale(p, rows.kv_head(row)), out, lse);
 }
 
 // Merges the splits of `rows`, with all THREADS threads of the block. Shared memory takes the statistics of all splits, and O of
@@ -82,6 +82,6 @@ template <int THREADS> DEVICE void merge_splits(const Params& p, const Rows& row
                 for (int c = 0; c < 4; ++c) whole.o[c] += weight * left.x[c], whole.o[4 + c] += weight * right.x[c];
             }
         }
-        if (i < rows.count * THREADS_PER_ROW) finish(p, rows, row, column, whole);
+        if (i < rows.count * THREADS_PER_ROW && (BLOCK_HEADS_KV == 1 || rows.exists(row))) finish(p, rows, row, column, whole);
     }
 }

@@ -1,18 +1,19 @@
 // The two products of attention, and what goes into and comes out of them, where K and V have the dtype of the queries.
 
-// The block's queries as A fragments. Rows that do not exist repeat the last one. Returns what the products with K must be
-// multiplied by to be scores in log2 units.
+// The block's queries as A fragments. Rows that do not exist repeat the last one; columns of another head are zeros. Returns
+// what the products with K must be multiplied by to be scores in log2 units.
 DEVICE float load_q(u32 (&a)[TILES_M][STEPS_D][4], const Params& p, const Rows& rows) {
 #pragma unroll
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int row = min_of(m * 16 + half * 8 + c_row(), rows.count - 1);
-            const Element* q = rows.pointer(p, row) + c_column();
+            const Element* q = rows.pointer(p, rows.nearest(m * 16 + half * 8 + c_row())) + c_column();
 #pragma unroll
             for (int d = 0; d < STEPS_D; ++d) {
-                a[m][d][half] = load_global_4(q + d * 16);
-                a[m][d][2 + half] = d * 16 + 8 < HEAD_DIM ? load_global_4(q + d * 16 + 8) : 0;
+                const int column = d % STEPS_OF_HEAD * 16;
+                const bool own = d / STEPS_OF_HEAD == head_of(m, half);
+                a[m][d][half] = own ? load_global_4(q + column) : 0;
+                a[m][d][2 + half] = own && column + 8 < HEAD_DIM ? load_global_4(q + column + 8) : 0;
             }
         }
     return p.scale_log2;
@@ -60,12 +61,13 @@ DEVICE void multiply_pv(float (&o)[TILES_M][TILES_V][4], const float (&p)[TILES_
     }
 }
 
-// Stores this lane's part of a row of O; the row begins at byte `address` of shared memory.
-DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int half) {
+// Stores this lane's part of a row of O, whose columns are tiles of O from `first` on; it begins at byte `address` of shared
+// memory.
+DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int first, int half) {
 #pragma unroll
-    for (int v = 0; v < TILES_V; ++v)
+    for (int v = 0; v < TILES_OF_HEAD; ++v)
         if (HEAD_DIM_V % 16 == 0 || v * 8 < HEAD_DIM_V)
-            store_shared_floats(address + (v * 8 + c_column()) * 4, o[v][half * 2], o[v][half * 2 + 1]);
+            store_shared_floats(address + (v * 8 + c_column()) * 4, o[first + v][half * 2], o[first + v][half * 2 + 1]);
 }
 
 // What a finished row must be multiplied by.

@@ -9,6 +9,10 @@ static_assert(Q_IN_REGISTERS && HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0, "Q i
 DEVICE float low_element(u32 pair) { return to_float(Element{static_cast<unsigned short>(pair)}); }
 DEVICE float high_element(u32 pair) { return to_float(Element{static_cast<unsigned short>(pair >> 16)}); }
 
+DEVICE float key_scale(const Params& p, int head_kv) {
+    return p.k_scales ? p.k_scales[min_of(head_kv, p.heads_kv - 1) * p.k_scale_stride] : 1;
+}
+
 DEVICE float larger_magnitude(float x, float y) { return max_of(x, max_of(y, -y)); }
 
 // Within 16 columns, those that lane l of 4 takes as columns 2 l, 2 l + 1, 2 l + 8, 2 l + 9 are 4 l to 4 l + 3.
@@ -18,12 +22,12 @@ DEVICE float load_q(u32 (&a)[TILES_M][STEPS_D][4], const Params& p, const Rows& 
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int row = min_of(m * 16 + half * 8 + c_row(), rows.count - 1);
-            const Element* q = rows.pointer(p, row) + 2 * c_column();
+            const Element* q = rows.pointer(p, rows.nearest(m * 16 + half * 8 + c_row())) + 2 * c_column();
 #pragma unroll
             for (int d = 0; d < STEPS_D; ++d) {
-                a[m][d][half] = load_global_4(q + d * 16);
-                a[m][d][2 + half] = load_global_4(q + d * 16 + 2);
+                const bool own = d / STEPS_OF_HEAD == head_of(m, half);
+                a[m][d][half] = own ? load_global_4(q + d % STEPS_OF_HEAD * 16) : 0;
+                a[m][d][2 + half] = own ? load_global_4(q + d % STEPS_OF_HEAD * 16 + 2) : 0;
             }
         }
 #pragma unroll
@@ -44,9 +48,20 @@ DEVICE float load_q(u32 (&a)[TILES_M][STEPS_D][4], const Params& p, const Rows& 
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 a[m][d][i] = pack2<fp16>(low_element(a[m][d][i]) * factor, high_element(a[m][d][i]) * factor);
-    const float k_scale = p.k_scales ? p.k_scales[rows.head_kv * p.k_scale_stride] : 1;
-    return p.scale_log2 * k_scale * exp2_approx(-power);
+    return p.scale_log2 * (BLOCK_HEADS_KV == 1 ? key_scale(p, rows.head_kv) : 1) * exp2_approx(-power);
 }
+//% if block_heads_kv > 1
+
+// Multiplies the scores of each head by the scale of its keys.
+DEVICE void scale_scores(float (&s)[TILES_M][TILES_N][4], const float (&scale)[BLOCK_HEADS_KV]) {
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+        for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) s[m][n][i] *= scale[head_of(m, i / 2)];
+}
+//% endif
 
 // S += Q K^T for one tile of keys.
 template <typename KTile, typename QFragment>
@@ -103,13 +118,14 @@ DEVICE void multiply_pv(float (&o)[TILES_M][TILES_V][4], const float (&p)[TILES_
     }
 }
 
-// Stores this lane's part of a row of O, 4 neighbouring columns of each 16; the row begins at byte `address` of shared memory.
-DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int half) {
+// Stores this lane's part of a row of O, whose columns are tiles of O from `first` on, 4 neighbouring columns of each 16; it
+// begins at byte `address` of shared memory.
+DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int first, int half) {
 #pragma unroll
-    for (int d = 0; d < TILES_V / 2; ++d) {
-        const u32 to = address + (d * 16 + 2 * c_column()) * 4;
-        store_shared_floats(to, o[2 * d][half * 2], o[2 * d + 1][half * 2]);
-        store_shared_floats(to + 8, o[2 * d][half * 2 + 1], o[2 * d + 1][half * 2 + 1]);
+    for (int d = 0; d < TILES_OF_HEAD; d += 2) {
+        const u32 to = address + (d * 8 + 2 * c_column()) * 4;
+        store_shared_floats(to, o[first + d][half * 2], o[first + d + 1][half * 2]);
+        store_shared_floats(to + 8, o[first + d][half * 2 + 1], o[first + d + 1][half * 2 + 1]);
     }
 }
 

@@ -1,14 +1,14 @@
 // Which part of which sequence a block works on, cut on the device from the lengths that stand there.
 //
 // The rows of one key/value head are packed: row r is query r / group of head r % group in the group, so that all of them
-// share K and V; a block takes BLOCK_M of them. The tiles of BLOCK_N keys that a sequence's queries see are cut into splits of
-// nearly equal size, about p.pieces over all sequences and heads, in proportion to their lengths. Neighbouring blocks
-// work on neighbouring heads of the same keys, because a cache keeps heads side by side. Pieces of sequences that are split have
-// slots in the workspace, in order: about p.pieces, however many sequences there are.
+// share K and V; a block takes HEAD_ROWS of them, of each of its BLOCK_HEADS_KV heads. The tiles of BLOCK_N keys that a
+// sequence's queries see are cut into splits of nearly equal size, about p.pieces over all sequences and heads, in proportion
+// to their lengths. Neighbouring blocks work on neighbouring heads of the same keys, because a cache keeps heads side by side.
+// Pieces of sequences that are split have slots in the workspace, in order: about p.pieces, however many sequences there are.
 //
 // Where p.query_starts says how many queries each sequence has, they stand packed, one sequence after the other. A sequence
 // without queries has no pieces, and neither has one of more than p.seqlen_q: that is another kernel's.
-constexpr int MAX_SPLITS = 4096 / BLOCK_M;
+constexpr int MAX_SPLITS = 4096 / BLOCK_M, HEAD_ROWS = BLOCK_M / BLOCK_HEADS_KV;
 
 // n / d for n >= 0 and d > 0 with a quotient below 2^22: a third of the instructions of a division.
 DEVICE int quotient(int n, int d) {
@@ -34,9 +34,9 @@ template <typename T> DEVICE T total_in_warp(T x) {
     return x;
 }
 
-DEVICE int row_tiles(const Params& p, int queries) { return ceil_div(p.group * queries, BLOCK_M); }
+DEVICE int row_tiles(const Params& p, int queries) { return ceil_div(p.group * queries, HEAD_ROWS); }
 // Pieces of a sequence of so many queries that is not split.
-DEVICE int unsplit_pieces(const Params& p, int queries) { return p.heads_kv * row_tiles(p, queries); }
+DEVICE int unsplit_pieces(const Params& p, int queries) { return ceil_div(p.heads_kv, BLOCK_HEADS_KV) * row_tiles(p, queries); }
 
 // How lengths and query_starts are read.
 struct Plainly { DEVICE static int read(const int* place) { return *place; } };
@@ -126,27 +126,41 @@ DEVICE Cut cut_of_batch(const Params& p, int wanted) {
     return uniform(p) ? uniform_cut(p, wanted) : find_cut<Plainly>(p, [&](int batch, int) { return batch >= wanted; });
 }
 
-// The packed rows that share K and V: those of one sequence, key/value head and tile of rows.
+// The packed rows of a block: those of one sequence, BLOCK_HEADS_KV key/value heads and tile of rows. Row r is of head
+// head_kv + r / HEAD_ROWS.
 struct Rows {
     int batch, head_kv;
-    int begin, count;  // packed rows
+    int begin;         // the first packed row of each head
+    int count, each;   // rows [0, count), of which each head has the first `each` of HEAD_ROWS
     int first_query;   // of the sequence, where queries of all sequences are packed
-    int unsplit;       // number of (head, row tile) within the sequence
+    int unsplit;       // number of (heads, row tile) within the sequence
 
     DEVICE Rows(const Params& p, const Cut& cut, int number)
         : batch(cut.batch), first_query(cut.queries.begin), unsplit(number) {
-        const int tiles = row_tiles(p, cut.queries.count);
-        head_kv = quotient(number, tiles);
-        begin = (number - head_kv * tiles) * BLOCK_M;
-        count = min_of(BLOCK_M, p.group * cut.queries.count - begin);
+        const int tiles = row_tiles(p, cut.queries.count), heads = quotient(number, tiles);
+        head_kv = heads * BLOCK_HEADS_KV;
+        begin = (number - heads * tiles) * HEAD_ROWS;
+        each = min_of(HEAD_ROWS, p.group * cut.queries.count - begin);
+        count = (min_of(BLOCK_HEADS_KV, p.heads_kv - head_kv) - 1) * HEAD_ROWS + each;
     }
-    DEVICE int query(const Params& p, int row) const { return divide(begin + row, p.group_magic, p.group_shift); }
+    DEVICE bool exists(int row) const { return row < count && (BLOCK_HEADS_KV == 1 || row % HEAD_ROWS < each); }
+    DEVICE int nearest(int row) const {  // that exists: the row itself or one before it
+        if (BLOCK_HEADS_KV == 1) return min_of(row, each - 1);
+        const int within = min_of(row % HEAD_ROWS, each - 1);
+        return min_of(row - row % HEAD_ROWS, count - each) + within;
+    }
+    DEVICE int kv_head(int row) const { return head_kv + row / HEAD_ROWS; }
+    DEVICE int query(const Params& p, int row) const { return divide(begin + row % HEAD_ROWS, p.group_magic, p.group_shift); }
+    DEVICE int head(const Params& p, int row) const {
+        return kv_head(row) * p.group + begin + row % HEAD_ROWS - query(p, row) * p.group;
+    }
     // Query `row`.
     DEVICE const Element* pointer(const Params& p, int row) const {
         return p.q + batch * p.q_batch_stride + head(p, row) * p.q_head_stride + (first_query + query(p, row)) * p.q_row_stride;
     }
-    DEVICE int head(const Params& p, int row) const { return head_kv * p.group + begin + row - query(p, row) * p.group; }
 };
+// Which of the block's heads the rows of a C or A fragment are, whose upper or lower half of 8 rows is meant.
+DEVICE constexpr int head_of(int m, int half) { return (m * 16 + half * 8) / HEAD_ROWS; }
 
 //% if cluster_merges
 // Whether the splits of the same rows are the blocks of a cluster, in order: wherever the host has counted them. (Then the

@@ -23,8 +23,14 @@ DEVICE void prefetch_piece(const Params& p) {
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             if (key + i * THREADS >= end) break;
-            prefetch_l2(k + place[i].batch * p.k_batch_stride + place[i].row * p.k_row_stride, HEAD_DIM * KV_BYTES);
-            prefetch_l2(v + place[i].batch * p.v_batch_stride + place[i].row * p.v_row_stride, HEAD_DIM_V * KV_BYTES);
+#pragma unroll
+            for (int h = 0; h < BLOCK_HEADS_KV; ++h) {
+                if (h > 0 && piece.rows.head_kv + h >= p.heads_kv) break;
+                prefetch_l2(k + place[i].batch * p.k_batch_stride + place[i].row * p.k_row_stride + h * p.k_head_stride,
+                            HEAD_DIM * KV_BYTES);
+                prefetch_l2(v + place[i].batch * p.v_batch_stride + place[i].row * p.v_row_stride + h * p.v_head_stride,
+                            HEAD_DIM_V * KV_BYTES);
+            }
         }
     }
 }

@@ -4,11 +4,16 @@
 // bytes, and a lane's chunk is the same in all passes.
 template <int ROWS, int COLUMNS, int PREFETCH> struct WarpLoader {
     static constexpr int CHUNKS = round_up(COLUMNS, 16) / 8;  // the last one is zeros where COLUMNS is an odd multiple of 8
+    static constexpr int CHUNKS_OF_HEAD = CHUNKS / BLOCK_HEADS_KV;
     static constexpr int ROWS_PER_PASS = WARP_SIZE / CHUNKS;
     static constexpr int PASSES = ceil_div(ROWS, ROWS_PER_PASS);
 
     DEVICE static int lane_row() { return lane_id() / CHUNKS; }  // in the first pass
-    DEVICE static int lane_element() { return lane_id() % CHUNKS * (16 / KV_BYTES); }
+    // This lane's chunk of a row of the first of the block's heads, of which `heads` exist; others repeat the last one.
+    DEVICE static i64 lane_element(i64 head_stride, int heads) {
+        const int chunk = lane_id() % CHUNKS;
+        return min_of(chunk / CHUNKS_OF_HEAD, heads - 1) * head_stride + chunk % CHUNKS_OF_HEAD * (16 / KV_BYTES);
+    }
 
     // Starts copying rows [begin, end) of a tile and makes the others zeros. `source` is this lane's chunk of its row in the
     // first pass, `pass_stride` leads to that of the next pass.

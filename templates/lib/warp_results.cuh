@@ -1,7 +1,8 @@
 // What the warps of a block leave in shared memory for each other, and how it is put together.
 
 // Leaves a warp's O, row maxima and row sums in shared memory.
-DEVICE void store_warp(const float (&o)[TILES_M][TILES_V][4], const RowStatistics<TILES_M>& rows, float scale_log2, int count) {
+DEVICE void store_warp(const float (&o)[TILES_M][TILES_V][4], const RowStatistics<TILES_M>& rows, float scale_log2,
+                       const Rows& block) {
     const u32 base = smem_base() + warp_id() * WARP_O_BYTES;
     const SharedArray<float> statistics{smem_base() + STATISTICS_OFFSET + warp_id() * BLOCK_M * 8};
 #pragma unroll
@@ -10,8 +11,8 @@ DEVICE void store_warp(const float (&o)[TILES_M][TILES_V][4], const RowStatistic
         for (int half = 0; half < 2; ++half) {
             const int row = m * 16 + half * 8 + c_row();
             const float sum = row_sum(rows.sum[m][half]);
-            if (row >= count) continue;
-            store_row(base + row * PITCH * 4, o[m], half);
+            if (!block.exists(row)) continue;
+            store_row(base + row * PITCH * 4, o[m], head_of(m, half) * TILES_OF_HEAD, half);
             if (c_column() == 0) {
                 statistics.set(2 * row, rows.maximum[m][half] * scale_log2);
                 statistics.set(2 * row + 1, sum);

@@ -6,11 +6,11 @@ struct KvRows {
     i64 k_stride, v_stride;
     int begin, end;  // keys that exist
 
-    DEVICE KvRows(const Params& p, int batch, int head_kv, int first, int last, int first_key)
-        : k(p.k + batch * p.k_batch_stride + head_kv * p.k_head_stride + (first_key + KLoader::lane_row()) * p.k_row_stride
-            + KLoader::lane_element()),
-          v(p.v + batch * p.v_batch_stride + head_kv * p.v_head_stride + (first_key + VLoader::lane_row()) * p.v_row_stride
-            + VLoader::lane_element()),
+    DEVICE KvRows(const Params& p, const Rows& rows, int first, int last, int first_key)
+        : k(p.k + rows.batch * p.k_batch_stride + rows.head_kv * p.k_head_stride + (first_key + KLoader::lane_row()) * p.k_row_stride
+            + KLoader::lane_element(p.k_head_stride, p.heads_kv - rows.head_kv)),
+          v(p.v + rows.batch * p.v_batch_stride + rows.head_kv * p.v_head_stride + (first_key + VLoader::lane_row()) * p.v_row_stride
+            + VLoader::lane_element(p.v_head_stride, p.heads_kv - rows.head_kv)),
           k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last) {}
 
     // What must be known of a tile before it is loaded, asked for early: nothing here.

@@ -10,9 +10,10 @@ struct KvRows {
     int page_size, page_shift;
     u32 page_magic;
 
-    DEVICE KvRows(const Params& p, int batch, int head_kv, int first, int last, int)
-        : k(p.k + head_kv * p.k_head_stride + KLoader::lane_element()), v(p.v + head_kv * p.v_head_stride + VLoader::lane_element()),
-          table(p.page_table + batch * p.page_table_stride), k_page_stride(p.k_batch_stride), v_page_stride(p.v_batch_stride),
+    DEVICE KvRows(const Params& p, const Rows& rows, int first, int last, int)
+        : k(p.k + rows.head_kv * p.k_head_stride + KLoader::lane_element(p.k_head_stride, p.heads_kv - rows.head_kv)),
+          v(p.v + rows.head_kv * p.v_head_stride + VLoader::lane_element(p.v_head_stride, p.heads_kv - rows.head_kv)),
+          table(p.page_table + rows.batch * p.page_table_stride), k_page_stride(p.k_batch_stride), v_page_stride(p.v_batch_stride),
           k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last), page_size(p.page_size),
           page_shift(p.page_shift), page_magic(p.page_magic) {}
 
