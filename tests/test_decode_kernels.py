@@ -126,6 +126,37 @@ def test_a_bound_that_hides_nothing_goes_but_one_that_depends_on_lengths_stays()
     assert parse("decode-bf16-b1-h8x8-q1-k64-d64-causal-left100").simplified().window_left == 100
 
 
+def test_a_search_has_what_may_be_fastest_and_only_blocks_that_stand_alone_where_graphs_differ():
+    def space(text):
+        return KERNEL.space(Problem.parse(text), GPU)
+
+    shared = [config for config in space("decode-bf16-b1-h64x8-q1-k4096-d64") if config["smem_bytes"] <= 113 * 1024]
+    assert shared and all(config["dependent_launch"] and config["l2_prefetch"] == 128 for config in shared)
+    alone = space("decode-bf16-b1-h64x8-q1-k65536-d64")
+    assert alone and all(config["smem_bytes"] > 113 * 1024 for config in alone)
+    assert KERNEL.default(Problem.parse("decode-bf16-b1-h64x8-q1-k65536-d64"), GPU) in alone
+    many = space("decode-bf16-b64-h64x8-q1-k4096-d64")  # more blocks than SMs: the next one comes wherever one ends
+    assert len(many) > len(alone) and min(config["smem_bytes"] for config in many) < 64 * 1024
+    assert {config["block_heads_kv"] for config in many} == {1, 2}
+    assert {config["block_heads_kv"] for config in space("decode-bf16-b64-h32x8-q1-k4096-d128")} == {1}
+
+
+@pytest.mark.parametrize("text, pieces", [
+    ("decode-bf16-b1-h64x8-q1-k65536-d64", 132), ("decode-bf16-b64-h64x8-q1-k4096-d64", 792),
+    ("decode-bf16-b32-h64x8-q1-k8192-d64-page16", 396), ("decode-bf16-b128-h64x8-q1-k8192-d64", 1056)])
+def test_by_default_sequences_of_one_length_are_split_only_where_they_leave_sms_idle(text, pieces):
+    problem = Problem.parse(text)
+    config = KERNEL.default(problem, GPU)
+    launches = KERNEL.launches(problem, config, uniform=problem.kv == "dense")
+    unsplit = problem.batch * problem.heads_kv
+    assert config["pieces"] == pieces
+    if problem.kv == "dense":
+        assert (launches.splits > 1) == (unsplit < GPU.sms)
+    else:  # cut on the device
+        lengths = np.full(problem.batch, problem.seqlen_k)
+        assert pieces_on_device(problem, config, 1, lengths, 0) == (unsplit, 0)
+
+
 def test_predictions_prefer_more_bytes_in_flight_and_fewer_launches():
     large = Problem.parse("decode-bf16-b64-h32x8-q1-k4096-d128")
     base = {**KERNEL.default(large, GPU).values, "block_n": 16, "pieces": 132}

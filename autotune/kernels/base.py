@@ -179,7 +179,7 @@ class Kernel:
         """Every legal config of this kernel for `problem` on `gpu`, in canonical order."""
         return legal_configs(self, problem.static, gpu) if self.reject(problem, gpu) is None else ()
 
-    def searched(self, values: Mapping[str, Value], gpu: Gpu) -> bool:
+    def searched(self, static: Static, values: Mapping[str, Value], gpu: Gpu) -> bool:
         """Whether a search on `gpu` should try these compile parameters; legal ones that it should not may be asked for."""
         return True
 
@@ -224,7 +224,7 @@ def legal_configs(kernel: Kernel, static: Static, gpu: Gpu) -> tuple[Config, ...
     launches: dict[tuple[Value, ...], list[Config]] = {}
     legal = []
     for values in kernel.compile_combinations():
-        if not kernel.searched(values, gpu):
+        if not kernel.searched(static, values, gpu):
             continue
         key = tuple(values[name] for name in needed)
         if key not in launches:

@@ -96,9 +96,9 @@ def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
     return max(streaming, merging, STATISTICS_BYTES + v["block_m"] * static.head_dim_v * 4)
 
 
-def key_bytes(problem: Problem) -> int:
+def key_bytes(of: Problem | Static) -> int:
     """Of one head's key in the cache, or of its value if that is shorter."""
-    return min(problem.head_dim, problem.head_dim_v) * DTYPE_BYTES[problem.kv_dtype]
+    return min(of.head_dim, of.head_dim_v) * DTYPE_BYTES[of.kv_dtype]
 
 
 def paired(problem: Problem) -> bool:
@@ -107,14 +107,19 @@ def paired(problem: Problem) -> bool:
     return whole and key_bytes(problem) < L2_LINE_BYTES and problem.heads_kv > 1 and rows_of(problem) <= 8
 
 
+def stands_alone(problem: Problem, unsplit: int, gpu: Gpu) -> bool:
+    """Whether blocks should fill an SM's shared memory. One that has an SM for itself stands as evenly as the kernel before it
+    did; where several find room, those of one round come to stand unevenly in some graphs (33.7 us, or 36 to 40: D64, batch 1,
+    64k), which costs more than it gains from 512 KB a block on."""
+    return gpu.arch >= 90 and unsplit <= gpu.sms and problem.cache_bytes >= ALONE_BYTES * gpu.sms
+
+
 # Defaults by block_n, num_warps, num_stages and min_blocks_per_sm: the first that is legal. Where 16 rows leave registers for
-# them, 32 keys a tile are as fast as 16 or faster: 34.1 against 36.8 us (D64, batch 1, 64k), 76 against 98 (in e4m3 pages).
-# A block that has an SM for itself stands as evenly as the kernel before it did; where several find room, those of one round
-# come to stand unevenly in some graphs (33.6 us, or 36 to 40: D64, batch 8, 8k), which costs more than it gains from 512 KB a
-# block on. Two heads side by side leave no registers for 32 keys.
+# them, 32 keys a tile are as fast as 16 or faster: 34.1 against 36.8 us (D64, batch 1, 64k), but not in pages (132 against 129,
+# batch 32). Two heads side by side leave no registers for 32 keys.
 NARROW = ((16, 4, 2, 2), (16, 2, 3, 2), (16, 4, 2, 1), (16, 2, 2, 1), (16, 1, 2, 1))
 WIDE = ((32, 4, 2, 2), (32, 4, 2, 1), *NARROW)
-ALONE, ALONE_BYTES = (32, 8, 2, 1), 512 * 1024
+ALONE, ALONE_BYTES = ((32, 8, 2, 1), (16, 8, 4, 1)), 512 * 1024
 
 NO_CONSTANTS = ("DEPENDENT_LAUNCH", "CLUSTER_MERGES")  # before sm_90 the source must not name their instructions
 
@@ -166,8 +171,18 @@ class DecodeMma(DecodeKernel):
     def derive(self, static: Static, values: Mapping[str, Value]) -> dict[str, Value]:
         return {"smem_bytes": smem_bytes(static, values)}
 
-    def searched(self, values: Mapping[str, Value], gpu: Gpu) -> bool:
-        return values["dependent_launch"] or gpu.arch < 90  # without it nothing was ever faster
+    def searched(self, static: Static, values: Mapping[str, Value], gpu: Gpu) -> bool:
+        """Without what never was among the fastest: launches that are not dependent, two lines at once, pairs of whole lines."""
+        return (values["dependent_launch"] or gpu.arch < 90) and values["l2_prefetch"] == 128 and \
+            (values["block_heads_kv"] == 1 or key_bytes(static) <= L2_LINE_BYTES)
+
+    def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
+        """Where blocks should stand alone, only configs whose do: a search may see none of the graphs in which others are slow."""
+        configs = super().space(problem, gpu)
+        if not stands_alone(problem, 1, gpu):
+            return configs
+        return tuple(config for config in configs if shared_memory_exceeded(config["smem_bytes"], gpu, 2) or
+                     not stands_alone(problem, unsplit_pieces(problem, self.block_rows(config), config["block_heads_kv"]), gpu))
 
     def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
         return [constant for constant in super().constants(static, config) if constant[1] not in NO_CONSTANTS]
@@ -178,23 +193,26 @@ class DecodeMma(DecodeKernel):
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """As many bytes in flight as an SM can hold with room to spare (notes on Little's law: 25 KB are the least for an
         H200, 40 KB good), and room for a second block beside it, of the next kernel. One piece for each SM was best on an H200
-        for batches of 1 to 8 and 4k to 32k keys; more, which even the load out, where unsplit pieces alone are more than what
-        is resident."""
+        for batches of 1 to 8 and 4k to 32k keys. Where unsplit pieces alone are more, half as many again: sequences of one
+        length stay whole (123 us, in 8 pieces for each SM 130: D64, batch 64, 4k; 128 and 173 in pages), longer ones are split.
+        Over pages the next kernel is not let in early: 123 against 134 us."""
         block_m = 16 if rows_of(problem) <= 16 or problem.head_dim_v > 128 or problem.kv_dtype == "e4m3" else 32
         heads = 2 if paired(problem) else 1
         dependent, unsplit = gpu.arch >= 90, unsplit_pieces(problem, block_m // heads, heads)
         one_round = unsplit <= 2 * gpu.sms  # then all blocks end together, and HBM would be idle meanwhile
-        skeletons = WIDE if block_m == 16 and heads == 1 and problem.head_dim_v <= 128 else NARROW
-        if skeletons is WIDE and one_round and problem.cache_bytes >= ALONE_BYTES * gpu.sms:
-            skeletons = (ALONE, *skeletons)
+        alone, paged = stands_alone(problem, unsplit, gpu), problem.kv == "paged"
+        narrow = block_m > 16 or heads > 1 or problem.head_dim_v > 128
+        skeletons = NARROW if narrow or paged and not alone else WIDE
+        if alone:
+            skeletons = (ALONE[1:] if narrow else ALONE) + skeletons
         for block_n, num_warps, num_stages, blocks in skeletons:
-            early = 0 if not dependent else 64 // block_n if one_round else 1
+            early = 0 if not dependent else 64 // block_n if one_round and (alone or not paged) else 1
             values = dict(block_m=block_m, block_heads_kv=heads, block_n=block_n, num_warps=num_warps, num_stages=num_stages,
                           q_in_registers=problem.kv_dtype == "e4m3"
                           or block_m == 16 and problem.head_dim + problem.head_dim_v <= 384,
                           l2_prefetch=128, min_blocks_per_sm=blocks, dependent_launch=dependent, cluster_merges=False,
-                          pieces=self.nearest("pieces", gpu.sms * (1 if unsplit <= gpu.sms * blocks else 8)),
-                          prefetch_tiles=early, trigger_tiles=early, last_block_merges=True)
+                          pieces=self.nearest("pieces", gpu.sms if unsplit <= gpu.sms else 1.5 * unsplit),
+                          prefetch_tiles=early, trigger_tiles=0 if paged and not alone else early, last_block_merges=True)
             config = self.config(problem.static, values)
             if self.illegal(problem.static, config, gpu) is None:
                 break

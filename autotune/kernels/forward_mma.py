@@ -105,7 +105,7 @@ class ForwardMma(ForwardKernel):
             return f"on compute capability {gpu.arch / 10} it computes fp16, not {problem.dtype}"
         return super().reject(problem, gpu)
 
-    def searched(self, values: Mapping[str, Value], gpu: Gpu) -> bool:
+    def searched(self, static: Static, values: Mapping[str, Value], gpu: Gpu) -> bool:
         return values["turing"] == (gpu.arch < 80) and (values["block_n"] > 16 or values["turing"])
 
     def derive(self, static: Static, values: Mapping[str, Value]) -> dict[str, Value]:

@@ -141,7 +141,7 @@ class ForwardWgmma(ForwardKernel):
     def derive(self, static: Static, values: Mapping[str, Value]) -> dict[str, Value]:
         return {"smem_bytes": smem_bytes(static, values)}
 
-    def searched(self, values: Mapping[str, Value], gpu: Gpu) -> bool:
+    def searched(self, static: Static, values: Mapping[str, Value], gpu: Gpu) -> bool:
         return not values["split_keys"]  # `space` adds those for problems that gain
 
     def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:

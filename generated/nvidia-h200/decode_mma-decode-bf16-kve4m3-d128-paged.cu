@@ -1,25 +1,27 @@
 // decode_mma for decode-bf16-kve4m3-d128-paged on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=1
-//            dependent_launch=true cluster_merges=false smem_bytes=40960
-// resources  decode_mma: 192 registers, 0 bytes spilled, 128 threads, 40960 bytes of shared memory
-// resources  decode_combine: 90 registers, 0 bytes spilled
+// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128
+//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false smem_bytes=40960
+// resources  decode_mma: 190 registers, 0 bytes spilled, 128 threads, 40960 bytes of shared memory
+// resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b32-h32x8-q1-k8192-d128-page16-kve4m3 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false smem_bytes=40960 pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=2'
+// again      autotune source decode-bf16-b32-h32x8-q1-k8192-d128-page16-kve4m3 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false smem_bytes=40960 pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0'
 //
 // serves
 //   decode-bf16-b32-h32x8-q1-k8192-d128-page16-kve4m3
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
-//       127.368 us measured (34 TFLOP/s), 1.019 x as fast as the default
-//       the best of 69, 4 within noise of it, 2026-11-30 03:44:36 UTC
+//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       130.932 us measured (33 TFLOP/s), 1.494 x as fast as the default
+//       the best of 54, 3 within noise of it, 2026-11-30 07:42:22 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
-// The queries of all heads of a group are the rows of one tile, so K and V are read once for all of them. The keys of a
-// block's piece are dealt out to its warps tile by tile. Each warp streams its own tiles through its own ring of NUM_STAGES
-// buffers, K and V apart, by cp.async: what a warp loads only it reads, so the loop has no barrier, and the ring is in flight
-// all the time but for the tile at work. Warps are merged through shared memory at the end, splits through the workspace: by
-// the last block to arrive if there are tickets, else by decode_combine.
+// The queries of all heads of a group are the rows of one tile, so K and V are read once for all of them. A block may take
+// two key/value heads side by side as one of twice the head dim, each with half of the rows: what it reads of a key is then a
+// whole line of L2 where one head's is half of one (8 bits, head dim 64). The keys of a block's piece are dealt out to its
+// warps tile by tile. Each warp streams its own tiles through its own ring of NUM_STAGES buffers, K and V apart, by cp.async:
+// what a warp loads only it reads, so the loop has no barrier, and the ring is in flight all the time but for the tile at work.
+// Warps are merged through shared memory at the end, splits through the workspace: by the last block to arrive if there are
+// tickets, else by decode_combine.
 
 // The machine: integer types, thread indices, barriers, shuffles, dynamic shared memory, scalar maths.
 // This file and lib/ptx/ are the only ones that know the warp size or name a CUDA built-in.
@@ -392,6 +394,7 @@ using KvElement = e4m3;
 constexpr int HEAD_DIM = 128;
 constexpr int HEAD_DIM_V = 128;
 constexpr int BLOCK_M = 16;
+constexpr int BLOCK_HEADS_KV = 1;
 constexpr int BLOCK_N = 16;
 constexpr int NUM_WARPS = 4;
 constexpr int NUM_STAGES = 2;
@@ -400,9 +403,11 @@ constexpr int L2_PREFETCH = 128;
 constexpr int MIN_BLOCKS_PER_SM = 1;
 constexpr int SMEM_BYTES = 40960;
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
-constexpr int TILES_M = BLOCK_M / 16, TILES_N = BLOCK_N / 8, TILES_V = round_up(HEAD_DIM_V, 16) / 8;
-constexpr int STEPS_D = ceil_div(HEAD_DIM, 16);
-constexpr int KV_BYTES = sizeof(KvElement), K_COLUMNS = HEAD_DIM * KV_BYTES / 2, V_COLUMNS = HEAD_DIM_V * KV_BYTES / 2;
+constexpr int TILES_M = BLOCK_M / 16, TILES_N = BLOCK_N / 8;
+constexpr int STEPS_OF_HEAD = ceil_div(HEAD_DIM, 16), TILES_OF_HEAD = round_up(HEAD_DIM_V, 16) / 8;
+constexpr int STEPS_D = BLOCK_HEADS_KV * STEPS_OF_HEAD, TILES_V = BLOCK_HEADS_KV * TILES_OF_HEAD;
+constexpr int KV_BYTES = sizeof(KvElement);  // columns of K and V tiles are of 16 bits
+constexpr int K_COLUMNS = BLOCK_HEADS_KV * HEAD_DIM * KV_BYTES / 2, V_COLUMNS = BLOCK_HEADS_KV * HEAD_DIM_V * KV_BYTES / 2;
 constexpr int RESCALE_SLACK = 8;
 constexpr int COMBINE_THREADS = 128, COMBINE_BYTES = 96 * 1024;
 
@@ -480,14 +485,14 @@ struct Mask {
 // Which part of which sequence a block works on, cut on the device from the lengths that stand there.
 //
 // The rows of one key/value head are packed: row r is query r / group of head r % group in the group, so that all of them
-// share K and V; a block takes BLOCK_M of them. The tiles of BLOCK_N keys that a sequence's queries see are cut into splits of
-// nearly equal size, about p.pieces over all sequences and heads, in proportion to their lengths. Neighbouring blocks
-// work on neighbouring heads of the same keys, because a cache keeps heads side by side. Pieces of sequences that are split have
-// slots in the workspace, in order: about p.pieces, however many sequences there are.
+// share K and V; a block takes HEAD_ROWS of them, of each of its BLOCK_HEADS_KV heads. The tiles of BLOCK_N keys that a
+// sequence's queries see are cut into splits of nearly equal size, about p.pieces over all sequences and heads, in proportion
+// to their lengths. Neighbouring blocks work on neighbouring heads of the same keys, because a cache keeps heads side by side.
+// Pieces of sequences that are split have slots in the workspace, in order: about p.pieces, however many sequences there are.
 //
 // Where p.query_starts says how many queries each sequence has, they stand packed, one sequence after the other. A sequence
 // without queries has no pieces, and neither has one of more than p.seqlen_q: that is another kernel's.
-constexpr int MAX_SPLITS = 4096 / BLOCK_M;
+constexpr int MAX_SPLITS = 4096 / BLOCK_M, HEAD_ROWS = BLOCK_M / BLOCK_HEADS_KV;
 
 // n / d for n >= 0 and d > 0 with a quotient below 2^22: a third of the instructions of a division.
 DEVICE int quotient(int n, int d) {
@@ -513,9 +518,9 @@ template <typename T> DEVICE T total_in_warp(T x) {
     return x;
 }
 
-DEVICE int row_tiles(const Params& p, int queries) { return ceil_div(p.group * queries, BLOCK_M); }
+DEVICE int row_tiles(const Params& p, int queries) { return ceil_div(p.group * queries, HEAD_ROWS); }
 // Pieces of a sequence of so many queries that is not split.
-DEVICE int unsplit_pieces(const Params& p, int queries) { return p.heads_kv * row_tiles(p, queries); }
+DEVICE int unsplit_pieces(const Params& p, int queries) { return ceil_div(p.heads_kv, BLOCK_HEADS_KV) * row_tiles(p, queries); }
 
 // How lengths and query_starts are read.
 struct Plainly { DEVICE static int read(const int* place) { return *place; } };
@@ -605,27 +610,41 @@ DEVICE Cut cut_of_batch(const Params& p, int wanted) {
     return uniform(p) ? uniform_cut(p, wanted) : find_cut<Plainly>(p, [&](int batch, int) { return batch >= wanted; });
 }
 
-// The packed rows that share K and V: those of one sequence, key/value head and tile of rows.
+// The packed rows of a block: those of one sequence, BLOCK_HEADS_KV key/value heads and tile of rows. Row r is of head
+// head_kv + r / HEAD_ROWS.
 struct Rows {
     int batch, head_kv;
-    int begin, count;  // packed rows
+    int begin;         // the first packed row of each head
+    int count, each;   // rows [0, count), of which each head has the first `each` of HEAD_ROWS
     int first_query;   // of the sequence, where queries of all sequences are packed
-    int unsplit;       // number of (head, row tile) within the sequence
+    int unsplit;       // number of (heads, row tile) within the sequence
 
     DEVICE Rows(const Params& p, const Cut& cut, int number)
         : batch(cut.batch), first_query(cut.queries.begin), unsplit(number) {
-        const int tiles = row_tiles(p, cut.queries.count);
-        head_kv = quotient(number, tiles);
-        begin = (number - head_kv * tiles) * BLOCK_M;
-        count = min_of(BLOCK_M, p.group * cut.queries.count - begin);
+        const int tiles = row_tiles(p, cut.queries.count), heads = quotient(number, tiles);
+        head_kv = heads * BLOCK_HEADS_KV;
+        begin = (number - heads * tiles) * HEAD_ROWS;
+        each = min_of(HEAD_ROWS, p.group * cut.queries.count - begin);
+        count = (min_of(BLOCK_HEADS_KV, p.heads_kv - head_kv) - 1) * HEAD_ROWS + each;
     }
-    DEVICE int query(const Params& p, int row) const { return divide(begin + row, p.group_magic, p.group_shift); }
+    DEVICE bool exists(int row) const { return row < count && (BLOCK_HEADS_KV == 1 || row % HEAD_ROWS < each); }
+    DEVICE int nearest(int row) const {  // that exists: the row itself or one before it
+        if (BLOCK_HEADS_KV == 1) return min_of(row, each - 1);
+        const int within = min_of(row % HEAD_ROWS, each - 1);
+        return min_of(row - row % HEAD_ROWS, count - each) + within;
+    }
+    DEVICE int kv_head(int row) const { return head_kv + row / HEAD_ROWS; }
+    DEVICE int query(const Params& p, int row) const { return divide(begin + row % HEAD_ROWS, p.group_magic, p.group_shift); }
+    DEVICE int head(const Params& p, int row) const {
+        return kv_head(row) * p.group + begin + row % HEAD_ROWS - query(p, row) * p.group;
+    }
     // Query `row`.
     DEVICE const Element* pointer(const Params& p, int row) const {
         return p.q + batch * p.q_batch_stride + head(p, row) * p.q_head_stride + (first_query + query(p, row)) * p.q_row_stride;
     }
-    DEVICE int head(const Params& p, int row) const { return head_kv * p.group + begin + row - query(p, row) * p.group; }
 };
+// Which of the block's heads the rows of a C or A fragment are, whose upper or lower half of 8 rows is meant.
+DEVICE constexpr int head_of(int m, int half) { return (m * 16 + half * 8) / HEAD_ROWS; }
 
 // A block's part of the work: split `split` of `cut.splits`, for the rows `rows`.
 struct Piece {
@@ -692,11 +711,16 @@ DEVICE void store_fragments(const SmemTile<ROWS, COLUMNS>& tile, int tile_row, c
 // bytes, and a lane's chunk is the same in all passes.
 template <int ROWS, int COLUMNS, int PREFETCH> struct WarpLoader {
     static constexpr int CHUNKS = round_up(COLUMNS, 16) / 8;  // the last one is zeros where COLUMNS is an odd multiple of 8
+    static constexpr int CHUNKS_OF_HEAD = CHUNKS / BLOCK_HEADS_KV;
     static constexpr int ROWS_PER_PASS = WARP_SIZE / CHUNKS;
     static constexpr int PASSES = ceil_div(ROWS, ROWS_PER_PASS);
 
     DEVICE static int lane_row() { return lane_id() / CHUNKS; }  // in the first pass
-    DEVICE static int lane_element() { return lane_id() % CHUNKS * (16 / KV_BYTES); }
+    // This lane's chunk of a row of the first of the block's heads, of which `heads` exist; others repeat the last one.
+    DEVICE static i64 lane_element(i64 head_stride, int heads) {
+        const int chunk = lane_id() % CHUNKS;
+        return min_of(chunk / CHUNKS_OF_HEAD, heads - 1) * head_stride + chunk % CHUNKS_OF_HEAD * (16 / KV_BYTES);
+    }
 
     // Starts copying rows [begin, end) of a tile and makes the others zeros. `source` is this lane's chunk of its row in the
     // first pass, `pass_stride` leads to that of the next pass.
@@ -739,9 +763,10 @@ struct KvRows {
     int page_size, page_shift;
     u32 page_magic;
 
-    DEVICE KvRows(const Params& p, int batch, int head_kv, int first, int last, int)
-        : k(p.k + head_kv * p.k_head_stride + KLoader::lane_element()), v(p.v + head_kv * p.v_head_stride + VLoader::lane_element()),
-          table(p.page_table + batch * p.page_table_stride), k_page_stride(p.k_batch_stride), v_page_stride(p.v_batch_stride),
+    DEVICE KvRows(const Params& p, const Rows& rows, int first, int last, int)
+        : k(p.k + rows.head_kv * p.k_head_stride + KLoader::lane_element(p.k_head_stride, p.heads_kv - rows.head_kv)),
+          v(p.v + rows.head_kv * p.v_head_stride + VLoader::lane_element(p.v_head_stride, p.heads_kv - rows.head_kv)),
+          table(p.page_table + rows.batch * p.page_table_stride), k_page_stride(p.k_batch_stride), v_page_stride(p.v_batch_stride),
           k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last), page_size(p.page_size),
           page_shift(p.page_shift), page_magic(p.page_magic) {}
 
@@ -794,6 +819,10 @@ static_assert(Q_IN_REGISTERS && HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0, "Q i
 DEVICE float low_element(u32 pair) { return to_float(Element{static_cast<unsigned short>(pair)}); }
 DEVICE float high_element(u32 pair) { return to_float(Element{static_cast<unsigned short>(pair >> 16)}); }
 
+DEVICE float key_scale(const Params& p, int head_kv) {
+    return p.k_scales ? p.k_scales[min_of(head_kv, p.heads_kv - 1) * p.k_scale_stride] : 1;
+}
+
 DEVICE float larger_magnitude(float x, float y) { return max_of(x, max_of(y, -y)); }
 
 // Within 16 columns, those that lane l of 4 takes as columns 2 l, 2 l + 1, 2 l + 8, 2 l + 9 are 4 l to 4 l + 3.
@@ -803,12 +832,12 @@ DEVICE float load_q(u32 (&a)[TILES_M][STEPS_D][4], const Params& p, const Rows& 
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int row = min_of(m * 16 + half * 8 + c_row(), rows.count - 1);
-            const Element* q = rows.pointer(p, row) + 2 * c_column();
+            const Element* q = rows.pointer(p, rows.nearest(m * 16 + half * 8 + c_row())) + 2 * c_column();
 #pragma unroll
             for (int d = 0; d < STEPS_D; ++d) {
-                a[m][d][half] = load_global_4(q + d * 16);
-                a[m][d][2 + half] = load_global_4(q + d * 16 + 2);
+                const bool own = d / STEPS_OF_HEAD == head_of(m, half);
+                a[m][d][half] = own ? load_global_4(q + d % STEPS_OF_HEAD * 16) : 0;
+                a[m][d][2 + half] = own ? load_global_4(q + d % STEPS_OF_HEAD * 16 + 2) : 0;
             }
         }
 #pragma unroll
@@ -829,10 +858,8 @@ DEVICE float load_q(u32 (&a)[TILES_M][STEPS_D][4], const Params& p, const Rows& 
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 a[m][d][i] = pack2<fp16>(low_element(a[m][d][i]) * factor, high_element(a[m][d][i]) * factor);
-    const float k_scale = p.k_scales ? p.k_scales[rows.head_kv * p.k_scale_stride] : 1;
-    return p.scale_log2 * k_scale * exp2_approx(-power);
+    return p.scale_log2 * (BLOCK_HEADS_KV == 1 ? key_scale(p, rows.head_kv) : 1) * exp2_approx(-power);
 }
-
 // S += Q K^T for one tile of keys.
 template <typename KTile, typename QFragment>
 DEVICE void multiply_qk(float (&s)[TILES_M][TILES_N][4], const KTile& k, QFragment q_fragment) {
@@ -888,13 +915,14 @@ DEVICE void multiply_pv(float (&o)[TILES_M][TILES_V][4], const float (&p)[TILES_
     }
 }
 
-// Stores this lane's part of a row of O, 4 neighbouring columns of each 16; the row begins at byte `address` of shared memory.
-DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int half) {
+// Stores this lane's part of a row of O, whose columns are tiles of O from `first` on, 4 neighbouring columns of each 16; it
+// begins at byte `address` of shared memory.
+DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int first, int half) {
 #pragma unroll
-    for (int d = 0; d < TILES_V / 2; ++d) {
-        const u32 to = address + (d * 16 + 2 * c_column()) * 4;
-        store_shared_floats(to, o[2 * d][half * 2], o[2 * d + 1][half * 2]);
-        store_shared_floats(to + 8, o[2 * d][half * 2 + 1], o[2 * d + 1][half * 2 + 1]);
+    for (int d = 0; d < TILES_OF_HEAD; d += 2) {
+        const u32 to = address + (d * 8 + 2 * c_column()) * 4;
+        store_shared_floats(to, o[first + d][half * 2], o[first + d + 1][half * 2]);
+        store_shared_floats(to + 8, o[first + d][half * 2 + 1], o[first + d + 1][half * 2 + 1]);
     }
 }
 
@@ -933,8 +961,14 @@ DEVICE void prefetch_piece(const Params& p) {
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             if (key + i * THREADS >= end) break;
-            prefetch_l2(k + place[i].batch * p.k_batch_stride + place[i].row * p.k_row_stride, HEAD_DIM * KV_BYTES);
-            prefetch_l2(v + place[i].batch * p.v_batch_stride + place[i].row * p.v_row_stride, HEAD_DIM_V * KV_BYTES);
+#pragma unroll
+            for (int h = 0; h < BLOCK_HEADS_KV; ++h) {
+                if (h > 0 && piece.rows.head_kv + h >= p.heads_kv) break;
+                prefetch_l2(k + place[i].batch * p.k_batch_stride + place[i].row * p.k_row_stride + h * p.k_head_stride,
+                            HEAD_DIM * KV_BYTES);
+                prefetch_l2(v + place[i].batch * p.v_batch_stride + place[i].row * p.v_row_stride + h * p.v_head_stride,
+                            HEAD_DIM_V * KV_BYTES);
+            }
         }
     }
 }
@@ -1128,7 +1162,7 @@ DEVICE void finish(const Partial& whole, float sink_log2, float scale, Element* 
 // however blocks ran.
 
 DEVICE Workspace workspace_of(const Params& p) {  // a slot for each piece
-    return {p.partial_o, p.partial_statistics, min_of(BLOCK_M, p.group * p.seqlen_q)};
+    return {p.partial_o, p.partial_statistics, BLOCK_M - HEAD_ROWS + min_of(HEAD_ROWS, p.group * p.seqlen_q)};
 }
 
 DEVICE void store_partial(const Workspace& workspace, int slot, int row, int column, const Partial& part) {
@@ -1143,7 +1177,7 @@ DEVICE void finish(const Params& p, const Rows& rows, int row, int column, const
     const int head = rows.head(p, row), query = rows.first_query + rows.query(p, row);
     Element* out = p.out + rows.batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + column;
     float* lse = p.lse && column == 0 ? p.lse + rows.batch * p.lse_batch_stride + head * p.lse_head_stride + query : nullptr;
-    finish(whole, sink_logit_log2(p.sinks, p.sink_dtype, head), output_scale(p, rows.head_kv), out, lse);
+    finish(whole, sink_logit_log2(p.sinks, p.sink_dtype, head), output_scale(p, rows.kv_head(row)), out, lse);
 }
 
 // Merges the splits of `rows`, with all THREADS threads of the block. Shared memory takes the statistics of all splits, and O of
@@ -1208,10 +1242,10 @@ template <int THREADS> DEVICE void merge_splits(const Params& p, const Rows& row
                 for (int c = 0; c < 4; ++c) whole.o[c] += weight * left.x[c], whole.o[4 + c] += weight * right.x[c];
             }
         }
-        if (i < rows.count * THREADS_PER_ROW) finish(p, rows, row, column, whole);
+        if (i < rows.count * THREADS_PER_ROW && (BLOCK_HEADS_KV == 1 || rows.exists(row))) finish(p, rows, row, column, whole);
     }
 }
-using QTile = SmemTile<BLOCK_M, HEAD_DIM>;
+using QTile = SmemTile<BLOCK_M, BLOCK_HEADS_KV * HEAD_DIM>;
 using KTile = SmemTile<BLOCK_N, K_COLUMNS>;
 using VTile = SmemTile<BLOCK_N, V_COLUMNS>;
 
@@ -1224,22 +1258,24 @@ constexpr int STATISTICS_OFFSET = NUM_WARPS * WARP_O_BYTES, LAST_OFFSET = STATIS
 static_assert(SMEM_BYTES == larger(larger(Q_BYTES + NUM_WARPS * NUM_STAGES * STAGE_BYTES, LAST_OFFSET + 16),
                                    MAX_SPLITS * BLOCK_M * 8 + BLOCK_M * HEAD_DIM_V * 4), "shared memory request");
 static_assert(BLOCK_M % 16 == 0 && BLOCK_N % 16 == 0 && HEAD_DIM % 8 == 0 && HEAD_DIM_V % 8 == 0, "fragments and 16-byte chunks");
+static_assert(BLOCK_HEADS_KV == 1 || (HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0), "a fragment is of one head");
 
-// Starts copying the block's queries; rows that do not exist become zeros.
+// Starts copying the block's queries; rows that do not exist, and columns of another head, become zeros.
 DEVICE void load_q(const QTile& tile, const Params& p, const Rows& rows) {
-    constexpr int CHUNKS = round_up(HEAD_DIM, 16) / 8;
+    constexpr int CHUNKS_OF_HEAD = round_up(HEAD_DIM, 16) / 8, CHUNKS = BLOCK_HEADS_KV * CHUNKS_OF_HEAD;
 #pragma unroll 1
     for (int i = thread_id(); i < BLOCK_M * CHUNKS; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        const bool valid = row < rows.count && (HEAD_DIM % 16 == 0 || chunk * 8 < HEAD_DIM);
-        copy_async_16(tile.address(row, chunk), valid ? rows.pointer(p, row) + chunk * 8 : p.q, valid);
+        const int row = i / CHUNKS, chunk = i % CHUNKS, of_head = chunk % CHUNKS_OF_HEAD;
+        const bool valid = rows.exists(row) && chunk / CHUNKS_OF_HEAD == row / HEAD_ROWS &&
+                           (HEAD_DIM % 16 == 0 || of_head * 8 < HEAD_DIM);
+        copy_async_16(tile.address(row, chunk), valid ? rows.pointer(p, row) + of_head * 8 : p.q, valid);
     }
 }
-
 // What the warps of a block leave in shared memory for each other, and how it is put together.
 
 // Leaves a warp's O, row maxima and row sums in shared memory.
-DEVICE void store_warp(const float (&o)[TILES_M][TILES_V][4], const RowStatistics<TILES_M>& rows, float scale_log2, int count) {
+DEVICE void store_warp(const float (&o)[TILES_M][TILES_V][4], const RowStatistics<TILES_M>& rows, float scale_log2,
+                       const Rows& block) {
     const u32 base = smem_base() + warp_id() * WARP_O_BYTES;
     const SharedArray<float> statistics{smem_base() + STATISTICS_OFFSET + warp_id() * BLOCK_M * 8};
 #pragma unroll
@@ -1248,8 +1284,8 @@ DEVICE void store_warp(const float (&o)[TILES_M][TILES_V][4], const RowStatistic
         for (int half = 0; half < 2; ++half) {
             const int row = m * 16 + half * 8 + c_row();
             const float sum = row_sum(rows.sum[m][half]);
-            if (row >= count) continue;
-            store_row(base + row * PITCH * 4, o[m], half);
+            if (!block.exists(row)) continue;
+            store_row(base + row * PITCH * 4, o[m], head_of(m, half) * TILES_OF_HEAD, half);
             if (c_column() == 0) {
                 statistics.set(2 * row, rows.maximum[m][half] * scale_log2);
                 statistics.set(2 * row + 1, sum);
@@ -1289,7 +1325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
     auto v_tile = [&](int stage) { return VTile{ring + stage * STAGE_BYTES + KTile::BYTES}; };
 
     int tile = piece.tile_begin + warp_id();  // the tile at work; the warp's next one is NUM_WARPS further
-    KvRows kv(p, cut.batch, piece.rows.head_kv, tiles.key_begin, tiles.key_end, tiles.first_key(tile));
+    KvRows kv(p, piece.rows, tiles.key_begin, tiles.key_end, tiles.first_key(tile));
     if (uniform(p)) wait_for_dependencies(kv.k, kv.v, tiles.first_key(tile));
     const QTile q_tile{smem_base()};
     if constexpr (!Q_IN_REGISTERS) {
@@ -1365,12 +1401,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
 
     sync_block();  // nobody reads K, V or Q any more
     launch_dependents();  // HBM has nothing to do from here on: the next kernel prefetches. It need not fear what ran before this
-    store_warp(o, rows, scale_log2, piece.rows.count);
+    store_warp(o, rows, scale_log2, piece.rows);
     sync_block();
     const Workspace workspace = workspace_of(p);
 #pragma unroll 1
     for (int i = thread_id(); i < piece.rows.count * THREADS_PER_ROW; i += THREADS) {
         const int row = i / THREADS_PER_ROW, column = i % THREADS_PER_ROW * COLUMNS_PER_THREAD;
+        if (BLOCK_HEADS_KV > 1 && !piece.rows.exists(row)) continue;
         const Partial whole = merge_warps(row, column);
         if (cut.splits == 1) finish(p, piece.rows, row, column, whole);
         else store_partial(workspace, cut.first_slot + block_id() - cut.first_piece, row, column, whole);
