@@ -16,10 +16,6 @@
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
 //       125.762 us measured (34 TFLOP/s), 1.328 x as fast as the default
 //       the best of 42, 3 within noise of it, 2026-11-30 07:48:23 UTC
-//   decode-bf16-b32-h64x8-q1-k8192-d64-page64
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       123.218 us measured (35 TFLOP/s), 1.089 x as fast as the default
-//       the best of 50, 2 within noise of it, 2026-11-30 03:44:13 UTC
 //
 // other winners; their sources differ in constants, `autotune source PROBLEM` prints them
 //   decode-bf16-b32-h64x8-q1-k8192-d64-page16
