@@ -52,6 +52,13 @@ def test_a_fragment_is_of_one_head():
     assert KERNEL.illegal(static, wrong, H200).startswith("block_heads_kv is 2; head dims of 40 and 40 allow 1")
 
 
+def test_a_warp_copies_a_whole_key():
+    fits, large = (Problem.parse(f"decode-bf16-b1-h64x8-q1-k4096-{dims}").static for dims in ("d128", "d192x128"))
+    pair = {**config(NARROW).values, "min_blocks_per_sm": 1, "q_in_registers": False}
+    assert KERNEL.illegal(fits, KERNEL.config(fits, pair), H200) is None
+    assert "so a key has 768 bytes; a warp copies up to 512" in KERNEL.illegal(large, KERNEL.config(large, pair), H200)
+
+
 def test_two_heads_are_one_piece_and_have_half_of_the_rows_each():
     problem = Problem.parse("decode-bf16-b3-h25x5-q2-k4096-d64")
     pair = config(problem)

@@ -62,6 +62,9 @@ def pairs(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
     if v["block_heads_kv"] > 1 and (static.head_dim % 16 or static.head_dim_v % 16):
         return (f"block_heads_kv is {v['block_heads_kv']}; head dims of {static.head_dim} and {static.head_dim_v} allow 1, others "
                 "need multiples of 16")
+    widest = v["block_heads_kv"] * max(static.head_dim, static.head_dim_v) * DTYPE_BYTES[static.kv_dtype]
+    if widest > WARP_SIZE * 16:
+        return f"block_heads_kv is {v['block_heads_kv']}, so a key has {widest} bytes; a warp copies up to {WARP_SIZE * 16} at a time"
     return None
 
 
