@@ -60,11 +60,12 @@ def clusters(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
 
 def pairs(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
     if v["block_heads_kv"] > 1 and (static.head_dim % 16 or static.head_dim_v % 16):
-        return (f"block_heads_kv is {v['block_heads_kv']}; head dims of {static.head_dim} and {static.head_dim_v} allow 1, others "
+        return (f"block_heads_kv is {v['block_heads_kv']}; head dims of {static.head_dim} and {static.head_dim_v} allow 1, more "
                 "need multiples of 16")
     widest = v["block_heads_kv"] * max(static.head_dim, static.head_dim_v) * DTYPE_BYTES[static.kv_dtype]
     if widest > WARP_SIZE * 16:
-        return f"block_heads_kv is {v['block_heads_kv']}, so a key has {widest} bytes; a warp copies up to {WARP_SIZE * 16} at a time"
+        return (f"block_heads_kv is {v['block_heads_kv']}, so a key has {widest} bytes; a warp copies up to {WARP_SIZE * 16} at "
+                "a time")
     return None
 
 
@@ -180,7 +181,7 @@ class DecodeMma(DecodeKernel):
             (values["block_heads_kv"] == 1 or key_bytes(static) <= L2_LINE_BYTES)
 
     def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
-        """Where blocks should stand alone, only configs whose do: a search may see none of the graphs in which others are slow."""
+        """Where blocks should stand alone, only configs whose do: a search may miss the graphs in which others are slow."""
         configs = super().space(problem, gpu)
         if not stands_alone(problem, 1, gpu):
             return configs
@@ -191,7 +192,8 @@ class DecodeMma(DecodeKernel):
         return [constant for constant in super().constants(static, config) if constant[1] not in NO_CONSTANTS]
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
-        return {**super().operands(static, config), **{name.lower(): config[name.lower()] for name in (*NO_CONSTANTS, "BLOCK_HEADS_KV")}}
+        chosen = (name.lower() for name in (*NO_CONSTANTS, "BLOCK_HEADS_KV"))
+        return {**super().operands(static, config), **{name: config[name] for name in chosen}}
 
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """As many bytes in flight as an SM can hold with room to spare (notes on Little's law: 25 KB are the least for an
