@@ -105,8 +105,8 @@ def flaw(binary: Binary) -> tuple[str, str] | None:
         if resources.spill_bytes:
             return "spilled", f"{entry} spills {resources.spill_bytes} bytes at {resources.registers} registers"
     if copies := elf.count(binary.image, UNKNOWN_COPY) if binary.target.startswith("sm_90") else 0:
-        return "miscompiled", (f"ptxas of NVRTC {binary.nvrtc} made {copies} asynchronous copies to the sum of a uniform and another "
-                               "register, an instruction that stops the GPU")
+        return "miscompiled", (f"ptxas of NVRTC {binary.nvrtc} made {copies} asynchronous copies to the sum of a uniform and "
+                               "another register, an instruction that stops the GPU")
     return ("advisory", "; ".join(binary.advisories)) if binary.advisories else None
 
 
