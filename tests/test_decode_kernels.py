@@ -81,7 +81,9 @@ COMPILED = ["decode-bf16-b1-h64x8-q1-k4096-d64", "decode-fp16-b4-h32x8-q4-k4096-
             "decode-bf16-b4-h5x1-q1-k500-d80", "decode-bf16-b1-h8x8-q1-k4096-d192x128-causal-left100-sinks",
             "decode-fp16-b1-h16x1-q2-k4096-d256-causal-page3", "decode-bf16-b1-h64x1-q1-k4096-d40x72",
             "decode-bf16-b1-h32x8-q1-k4096-d128-page16-kve4m3", "decode-fp16-b1-h64x8-q1-k4096-d64-kve4m3",
-            "decode-bf16-b1-h16x8-q1-k4096-d256-softcap50", "decode-bf16-b1-h64x1-q1-k4096-d128-alibi-page16",
+            "decode-bf16-b1-h16x8-q1-k4096-d256-softcap50", "decode-bf16-b1-h16x8-q1-k4096-d256-page16-kve4m3",
+            "decode-bf16-b1-h16x8-q4-k4096-d256-causal-left1000-softcap50-alibi-kve4m3",
+            "decode-bf16-b1-h64x1-q1-k4096-d128-alibi-page16",
             "decode-bf16-b1-h32x8-q4-k4096-d128-causal-left1000-softcap50-alibi-page16-kve4m3"]
 
 

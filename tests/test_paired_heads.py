@@ -87,6 +87,7 @@ PAIRS = [  # groups of 1, 4, 5, 8 and 12 rows, heads that have no partner, every
     ("decode-bf16-b3-h24x2-q1-k900-d64-page19-kve4m3-sinks", {}),
     ("decode-bf16-b2-h3x3-q4-k400-d48-causal-kve4m3-softcap20-alibi", {}),
     ("decode-bf16-b2-h24x3-q2-k600-d64-causal-kve4m3", dict(block_m=32, num_warps=2, cluster_merges=True)),
+    ("decode-fp16-b2-h16x2-q1-k500-d64-page16-kve4m3", dict(q_in_registers=False, num_warps=2)),
     ("decode-bf16-b2-h8x4-q1-k500-d128-page1", dict(num_warps=2, q_in_registers=False, last_block_merges=False)),
 ]
 

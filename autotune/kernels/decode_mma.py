@@ -38,12 +38,6 @@ def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
                                                                         registers_available(threads, gpu, blocks))
 
 
-def conversion(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
-    if static.kv_dtype == "e4m3" and not v["q_in_registers"]:
-        return "with an e4m3 cache Q is converted in registers, so q_in_registers must be true"
-    return None
-
-
 def dependence(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
     if v["dependent_launch"] and gpu.arch < 90:
         return f"dependent_launch needs compute capability 9.0, the GPU has {gpu.arch / 10}"
@@ -160,7 +154,7 @@ class DecodeMma(DecodeKernel):
                   "tiles that each warp still has when it lets the next kernel come into place", absent=0,
                   needs="dependent_launch", optional=True),
     )
-    rules = (dependence, clusters, conversion, pairs, shared_memory, registers)
+    rules = (dependence, clusters, pairs, shared_memory, registers)
     fields = DECODE_FIELDS
 
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -213,8 +207,7 @@ class DecodeMma(DecodeKernel):
         for block_n, num_warps, num_stages, blocks in skeletons:
             early = 0 if not dependent else 64 // block_n if one_round and (alone or not paged) else 1
             values = dict(block_m=block_m, block_heads_kv=heads, block_n=block_n, num_warps=num_warps, num_stages=num_stages,
-                          q_in_registers=problem.kv_dtype == "e4m3"
-                          or block_m == 16 and problem.head_dim + problem.head_dim_v <= 384,
+                          q_in_registers=block_m == 16 and problem.head_dim + problem.head_dim_v <= 384,
                           l2_prefetch=128, min_blocks_per_sm=blocks, dependent_launch=dependent, cluster_merges=False,
                           pieces=self.nearest("pieces", gpu.sms if unsplit <= gpu.sms else 1.5 * unsplit),
                           prefetch_tiles=early, trigger_tiles=0 if paged and not alone else early, last_block_merges=True)

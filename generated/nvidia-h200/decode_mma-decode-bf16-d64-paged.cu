@@ -1181,6 +1181,7 @@ template <int THREADS> DEVICE void merge_splits(const Params& p, const Rows& row
         if (i < rows.count * THREADS_PER_ROW && (BLOCK_HEADS_KV == 1 || rows.exists(row))) finish(p, rows, row, column, whole);
     }
 }
+// Tiles of decode_mma, and where they lie in a block's shared memory.
 using QTile = SmemTile<BLOCK_M, BLOCK_HEADS_KV * HEAD_DIM>;
 using KTile = SmemTile<BLOCK_N, K_COLUMNS>;
 using VTile = SmemTile<BLOCK_N, V_COLUMNS>;
@@ -1195,7 +1196,6 @@ static_assert(SMEM_BYTES == larger(larger(Q_BYTES + NUM_WARPS * NUM_STAGES * STA
                                    MAX_SPLITS * BLOCK_M * 8 + BLOCK_M * HEAD_DIM_V * 4), "shared memory request");
 static_assert(BLOCK_M % 16 == 0 && BLOCK_N % 16 == 0 && HEAD_DIM % 8 == 0 && HEAD_DIM_V % 8 == 0, "fragments and 16-byte chunks");
 static_assert(BLOCK_HEADS_KV == 1 || (HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0), "a fragment is of one head");
-
 // Starts copying the block's queries; rows that do not exist, and columns of another head, become zeros.
 DEVICE void load_q(const QTile& tile, const Params& p, const Rows& rows) {
     constexpr int CHUNKS_OF_HEAD = round_up(HEAD_DIM, 16) / 8, CHUNKS = BLOCK_HEADS_KV * CHUNKS_OF_HEAD;
@@ -1268,7 +1268,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         load_q(q_tile, p, piece.rows);
         copy_async_commit();
     }
-
     auto find = [&](int t) { return kv.find(tiles.first_key(t)); };
     // A group of copies is K or V of one tile, in turn, empty for tiles beyond the piece: so the group to wait for is
     // always the same number of groups back.

@@ -790,7 +790,7 @@ struct KvRows {
 // after multiplication by a power of two that brings the block's largest element near 2^14, which keeps all of its bits
 // down to 2^-28 of that. One 4-byte word of a matrix holds 4 neighbouring columns of a row, where a 16-bit matrix holds 2: so
 // the columns of Q and K are taken in another order, the same for both, and the columns of V and O in another.
-static_assert(Q_IN_REGISTERS && HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0, "Q is converted in registers; whole chunks");
+static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0, "whole chunks");
 
 DEVICE float low_element(u32 pair) { return to_float(Element{static_cast<unsigned short>(pair)}); }
 DEVICE float high_element(u32 pair) { return to_float(Element{static_cast<unsigned short>(pair >> 16)}); }
@@ -835,6 +835,18 @@ DEVICE float load_q(u32 (&a)[TILES_M][STEPS_D][4], const Params& p, const Rows& 
             for (int i = 0; i < 4; ++i)
                 a[m][d][i] = pack2<fp16>(low_element(a[m][d][i]) * factor, high_element(a[m][d][i]) * factor);
     return p.scale_log2 * (BLOCK_HEADS_KV == 1 ? key_scale(p, rows.head_kv) : 1) * exp2_approx(-power);
+}
+// Stores the block's queries as they have been converted, each warp a share of the columns, where load_a finds them.
+template <typename Tile> DEVICE void share_q(const Tile& tile, const u32 (&a)[TILES_M][STEPS_D][4]) {
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+        for (int d = 0; d < STEPS_D; ++d) {
+            if (d % NUM_WARPS != warp_id()) continue;
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                store_shared_4(tile.address(m * 16 + i % 2 * 8 + c_row(), d * 2 + i / 2) + c_column() * 2, a[m][d][i]);
+        }
 }
 // Multiplies the scores of each head by the scale of its keys.
 DEVICE void scale_scores(float (&s)[TILES_M][TILES_N][4], const float (&scale)[BLOCK_HEADS_KV]) {
@@ -1226,6 +1238,7 @@ template <int THREADS> DEVICE void merge_splits(const Params& p, const Rows& row
         if (i < rows.count * THREADS_PER_ROW && (BLOCK_HEADS_KV == 1 || rows.exists(row))) finish(p, rows, row, column, whole);
     }
 }
+// Tiles of decode_mma, and where they lie in a block's shared memory.
 using QTile = SmemTile<BLOCK_M, BLOCK_HEADS_KV * HEAD_DIM>;
 using KTile = SmemTile<BLOCK_N, K_COLUMNS>;
 using VTile = SmemTile<BLOCK_N, V_COLUMNS>;
@@ -1240,18 +1253,6 @@ static_assert(SMEM_BYTES == larger(larger(Q_BYTES + NUM_WARPS * NUM_STAGES * STA
                                    MAX_SPLITS * BLOCK_M * 8 + BLOCK_M * HEAD_DIM_V * 4), "shared memory request");
 static_assert(BLOCK_M % 16 == 0 && BLOCK_N % 16 == 0 && HEAD_DIM % 8 == 0 && HEAD_DIM_V % 8 == 0, "fragments and 16-byte chunks");
 static_assert(BLOCK_HEADS_KV == 1 || (HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0), "a fragment is of one head");
-
-// Starts copying the block's queries; rows that do not exist, and columns of another head, become zeros.
-DEVICE void load_q(const QTile& tile, const Params& p, const Rows& rows) {
-    constexpr int CHUNKS_OF_HEAD = round_up(HEAD_DIM, 16) / 8, CHUNKS = BLOCK_HEADS_KV * CHUNKS_OF_HEAD;
-#pragma unroll 1
-    for (int i = thread_id(); i < BLOCK_M * CHUNKS; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS, of_head = chunk % CHUNKS_OF_HEAD;
-        const bool valid = rows.exists(row) && chunk / CHUNKS_OF_HEAD == row / HEAD_ROWS &&
-                           (HEAD_DIM % 16 == 0 || of_head * 8 < HEAD_DIM);
-        copy_async_16(tile.address(row, chunk), valid ? rows.pointer(p, row) + of_head * 8 : p.q, valid);
-    }
-}
 // What the warps of a block leave in shared memory for each other, and how it is put together.
 
 // Leaves a warp's O, row maxima and row sums in shared memory.
@@ -1309,11 +1310,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
     KvRows kv(p, piece.rows, tiles.key_begin, tiles.key_end, tiles.first_key(tile));
     if (uniform(p)) wait_for_dependencies(kv.k, kv.v, tiles.first_key(tile));
     const QTile q_tile{smem_base()};
-    if constexpr (!Q_IN_REGISTERS) {
-        load_q(q_tile, p, piece.rows);
-        copy_async_commit();
-    }
-
     auto find = [&](int t) { return kv.find(tiles.first_key(t)); };
     // A group of copies is K or V of one tile, in turn, empty for tiles beyond the piece: so the group to wait for is
     // always the same number of groups back.
@@ -1337,11 +1333,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
     }
 
     u32 q_fragments[TILES_M][STEPS_D][4];
-    float scale_log2 = p.scale_log2;
-    if constexpr (Q_IN_REGISTERS) {
-        scale_log2 = load_q(q_fragments, p, piece.rows);
-    } else {
-        copy_async_wait<2 * NUM_STAGES>();
+    float scale_log2 = load_q(q_fragments, p, piece.rows);
+    if constexpr (!Q_IN_REGISTERS) {
+        share_q(q_tile, q_fragments);
         sync_block();
     }
     float k_scale[BLOCK_HEADS_KV];

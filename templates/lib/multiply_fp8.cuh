@@ -4,7 +4,7 @@
 // after multiplication by a power of two that brings the block's largest element near 2^14, which keeps all of its bits
 // down to 2^-28 of that. One 4-byte word of a matrix holds 4 neighbouring columns of a row, where a 16-bit matrix holds 2: so
 // the columns of Q and K are taken in another order, the same for both, and the columns of V and O in another.
-static_assert(Q_IN_REGISTERS && HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0, "Q is converted in registers; whole chunks");
+static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0, "whole chunks");
 
 DEVICE float low_element(u32 pair) { return to_float(Element{static_cast<unsigned short>(pair)}); }
 DEVICE float high_element(u32 pair) { return to_float(Element{static_cast<unsigned short>(pair >> 16)}); }
@@ -49,6 +49,18 @@ DEVICE float load_q(u32 (&a)[TILES_M][STEPS_D][4], const Params& p, const Rows& 
             for (int i = 0; i < 4; ++i)
                 a[m][d][i] = pack2<fp16>(low_element(a[m][d][i]) * factor, high_element(a[m][d][i]) * factor);
     return p.scale_log2 * (BLOCK_HEADS_KV == 1 ? key_scale(p, rows.head_kv) : 1) * exp2_approx(-power);
+}
+// Stores the block's queries as they have been converted, each warp a share of the columns, where load_a finds them.
+template <typename Tile> DEVICE void share_q(const Tile& tile, const u32 (&a)[TILES_M][STEPS_D][4]) {
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+        for (int d = 0; d < STEPS_D; ++d) {
+            if (d % NUM_WARPS != warp_id()) continue;
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                store_shared_4(tile.address(m * 16 + i % 2 * 8 + c_row(), d * 2 + i / 2) + c_column() * 2, a[m][d][i]);
+        }
 }
 //% if block_heads_kv > 1
 
