@@ -77,6 +77,9 @@ CASES: dict[str, tuple[tuple[str, dict], ...]] = {
          dict(block_m=16, block_n=16, num_warps=1, num_stages=2, q_in_registers=False, pieces=512, last_block_merges=True)),
         ("decode-bf16-b2-h8x2-q2-k200-d40-causal",
          dict(block_m=16, block_n=16, num_warps=2, num_stages=2, q_in_registers=True, pieces=64, cluster_merges=True)),
+        ("decode-fp16-b2-h16x2-q1-k500-d64-page16-kve4m3",  # two heads side by side, converted queries in shared memory
+         dict(block_m=16, block_heads_kv=2, block_n=16, num_warps=4, num_stages=2, q_in_registers=False, pieces=64,
+              last_block_merges=True)),
     ),
 }
 
