@@ -213,7 +213,7 @@ class DecodeKernel(Kernel):
         return launches.slots * launches.rows * (problem.head_dim_v + 2) * 4 + launches.tickets * 4
 
 
-def unsplit_pieces(problem: Problem, block_rows: int, block_heads_kv: int = 1) -> int:
+def unsplit_pieces(problem: Problem, block_rows: int, block_heads_kv: int) -> int:
     """Pieces of a problem whose sequences are not split."""
     return problem.batch * math.ceil(problem.heads_kv / block_heads_kv) * row_tiles(problem, block_rows)
 

@@ -52,8 +52,13 @@ def clusters(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
     return None
 
 
+def whole_fragments(of: Problem | Static) -> bool:
+    """Whether the 16 columns of a fragment are always of one head."""
+    return of.head_dim % 16 == 0 and of.head_dim_v % 16 == 0
+
+
 def pairs(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
-    if v["block_heads_kv"] > 1 and (static.head_dim % 16 or static.head_dim_v % 16):
+    if v["block_heads_kv"] > 1 and not whole_fragments(static):
         return (f"block_heads_kv is {v['block_heads_kv']}; head dims of {static.head_dim} and {static.head_dim_v} allow 1, more "
                 "need multiples of 16")
     widest = v["block_heads_kv"] * max(static.head_dim, static.head_dim_v) * DTYPE_BYTES[static.kv_dtype]
@@ -101,8 +106,7 @@ def key_bytes(of: Problem | Static) -> int:
 
 def paired(problem: Problem) -> bool:
     """Whether two key/value heads make a line of L2 full that one does not, and their rows fit a tile of 16."""
-    whole = problem.head_dim % 16 == 0 and problem.head_dim_v % 16 == 0
-    return whole and key_bytes(problem) < L2_LINE_BYTES and problem.heads_kv > 1 and rows_of(problem) <= 8
+    return whole_fragments(problem) and key_bytes(problem) < L2_LINE_BYTES and problem.heads_kv > 1 and rows_of(problem) <= 8
 
 
 def stands_alone(problem: Problem, unsplit: int, gpu: Gpu) -> bool:
@@ -199,18 +203,19 @@ class DecodeMma(DecodeKernel):
         heads = 2 if paired(problem) else 1
         dependent, unsplit = gpu.arch >= 90, unsplit_pieces(problem, block_m // heads, heads)
         one_round = unsplit <= 2 * gpu.sms  # then all blocks end together, and HBM would be idle meanwhile
-        alone, paged = stands_alone(problem, unsplit, gpu), problem.kv == "paged"
+        alone = stands_alone(problem, unsplit, gpu)
+        crowded_pages = problem.kv == "paged" and not alone
         narrow = block_m > 16 or heads > 1 or problem.head_dim_v > 128
-        skeletons = NARROW if narrow or paged and not alone else WIDE
+        skeletons = NARROW if narrow or crowded_pages else WIDE
         if alone:
             skeletons = (ALONE[1:] if narrow else ALONE) + skeletons
         for block_n, num_warps, num_stages, blocks in skeletons:
-            early = 0 if not dependent else 64 // block_n if one_round and (alone or not paged) else 1
+            early = 0 if not dependent else 64 // block_n if one_round and not crowded_pages else 1
             values = dict(block_m=block_m, block_heads_kv=heads, block_n=block_n, num_warps=num_warps, num_stages=num_stages,
                           q_in_registers=block_m == 16 and problem.head_dim + problem.head_dim_v <= 384,
                           l2_prefetch=128, min_blocks_per_sm=blocks, dependent_launch=dependent, cluster_merges=False,
                           pieces=self.nearest("pieces", gpu.sms if unsplit <= gpu.sms else 1.5 * unsplit),
-                          prefetch_tiles=early, trigger_tiles=0 if paged and not alone else early, last_block_merges=True)
+                          prefetch_tiles=early, trigger_tiles=0 if crowded_pages else early, last_block_merges=True)
             config = self.config(problem.static, values)
             if self.illegal(problem.static, config, gpu) is None:
                 break
