@@ -106,7 +106,7 @@ def _launched(call: CacheCall, scale, return_lse: bool) -> tuple:
         lse0 = heads_q * rows
         if call.packed:
             q0 = o0 = lse0 = 0
-        few.run(call.launches(few.sized, scale), library, q, device, stream, capturing,
+        few.run(call.launches(few.sized, scale, many is not None), library, q, device, stream, capturing,
                 (*pointers, call.lengths, call.starts, call.table, call.k_scale[1], call.v_scale[1]),
                 (q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, lse0, rows, call.table_stride), call.slopes)
     if many is not None:
@@ -116,7 +116,8 @@ def _launched(call: CacheCall, scale, return_lse: bool) -> tuple:
             starts = library.pointer(steps)
         where = packed.Pages(starts, call.lengths, call.table, call.table_stride, pages, 0 if few is None else MAX_QUERIES + 1)
         launch = (library, q, device, stream, capturing, call.batch, outer * rows, call.capacity,
-                  (*pointers, 0, q1, q2, k0, k1, k2, v0, v1, v2, 0, o1, o2), scale, sink_dtype, call.slopes, where)
+                  (*pointers, 0, q1, q2, k0, k1, k2, v0, v1, v2, 0, o1, o2), scale, sink_dtype, call.slopes, where,
+                  few is not None)
         try:
             many.run(*launch)
         except Unmappable:

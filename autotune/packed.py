@@ -102,7 +102,8 @@ def page_constants(problem: Problem, maps: tuple[Map, ...]) -> tuple[int, ...]:
 class PackedPlan:
     """A forward kernel, its config and its loaded binary, for every packed problem of one bucket on one device."""
 
-    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_fields", "_packer", "_draws", "_idle", "_launch")
+    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_fields", "_packer", "_draws", "_idle", "_launch",
+                 "_following")
 
     def __init__(self, match, loaded: launch.Loaded):
         problem, config = match.problem, match.config
@@ -113,11 +114,15 @@ class PackedPlan:
         self.unmapped: PackedPlan | None = None  # what runs instead for arrays that the kernel's tensor maps cannot describe
         self._fields, self._packer, self._draws, self._idle = bind(problem, config, match.gpu.sms)
         (step,) = self.kernel.plan(problem, config)
-        self._launch = loaded.bound(step).launch
+        self._launch = self._following = loaded.bound(step).launch
+        if self.kernel.follows and problem.page_size:
+            self._following = loaded.bound(step._replace(dependent=True)).launch
 
     def run(self, library, like, device: int, stream: int, capturing: Callable[[int], bool], batch: int, seqlen_q: int,
-            seqlen_k: int, arrays: tuple, scale: float, sink_dtype: int, slopes: tuple, sequences: Lengths | Pages) -> None:
+            seqlen_k: int, arrays: tuple, scale: float, sink_dtype: int, slopes: tuple, sequences: Lengths | Pages,
+            following: bool = False) -> None:
         """Launches on `stream`, with the sizes and arrays that `Binding` names. Tickets come from `library`, for `like`'s device.
+        `following`: right after a decode kernel of the same call, which has waited for all that ran before.
         Raises `tensormap.Unmappable` for arrays that this plan's kernel cannot take in place; `plans.without_maps` has the plan
         that can."""
         counter = self._idle
@@ -126,7 +131,7 @@ class PackedPlan:
             counter = pointer,
         grid, values = self._fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes, counter, sequences)
         if grid:
-            self._launch(grid, stream, self._packer, values)
+            (self._following if following else self._launch)(grid, stream, self._packer, values)
         self.calls += 1
 
 

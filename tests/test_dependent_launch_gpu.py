@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from gpu_arrays import cupy_fixture, torch_fixture  # noqa: F401 (fixtures)
 
@@ -237,3 +238,43 @@ def test_a_graph_that_torch_captures_replays_with_new_inputs(torch, gpu):
     lengths.copy_(torch.tensor([5, 2999, 1, 640], device="cuda"))
     graph.replay()
     assert torch.equal(out, layers())
+
+
+@CAPTURED
+@pytest.mark.parametrize("text, counts", [("b5-h16x2-q300-k3000-d64-causal-page16", (1, 300, 2, 1, 130)),
+                                          ("b40-h16x2-q17-k8000-d128-causal-page64", (1,) * 20 + (17,) + (1,) * 19)],
+                         ids=["long chunk", "long decodes"])
+def test_a_mixed_batch_waits_for_what_comes_before_and_is_waited_for(cupy, gpu, text, counts, captured):
+    """Its forward kernel comes while its decode kernel leaves; what comes next spoils the arrays that both read."""
+    problem = Problem.parse(f"decode-bf16-{text}-packed")
+    inputs = make_inputs(problem, "random", 1, cupy)
+    layout = inputs.layout
+    layout.queries[:] = counts
+    layout.query_starts = np.concatenate([[0], np.cumsum(counts)])
+    q = make_inputs(Problem.parse(f"forward-bf16-b1-h16x2-q{sum(counts)}-k16-d{problem.head_dim}"), "random", 2, cupy).q
+    inputs = replace(inputs, q=q)
+    starts = cupy.asarray(layout.query_starts, "int32")
+
+    def call(given, out):
+        autotune.attention_with_kvcache(given.q[0], given.k, given.v, cache_seqlens=given.layout.device_lengths(),
+                                        page_table=given.layout.table, cu_seqlens_q=starts, max_seqlen_q=max(counts), out=out)
+
+    wanted, out = inputs.q[0].copy(), inputs.q[0].copy()
+    call(inputs, wanted)
+    moved = Moved(cupy, inputs)
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        def action():
+            moved.write()
+            call(moved.inputs, out)
+            moved.poison()
+
+        action()
+        stream.synchronize()
+        again = repeatable(cupy, stream, captured, action)
+        for _ in range(5):
+            spoil(out)
+            stream.synchronize()
+            again()
+            stream.synchronize()
+            assert same(out, wanted)

@@ -12,6 +12,7 @@ from autotune.arrays import AttentionError
 from autotune.check import compare
 from autotune.inputs import make_inputs
 from autotune.kernels import KERNELS
+from autotune.kernels.decode import AT_ONCE
 from autotune.problem import Problem
 
 MERGERS = KERNELS["decode_mma"].parameters[-1].name
@@ -117,6 +118,8 @@ def test_a_mixed_batch_is_two_launches_that_share_it(gpu, text, counts, known):
                     max_seqlen_q=max(counts) if known else None)
     assert [launch["kernel"].partition("_")[0] for launch in gpu.calls] == ["decode", "forward"]
     assert gpu.calls[0]["seqlen_q"] == 16 and gpu.calls[1]["min_queries"] == 17
+    # The first one lets the second come as soon as all blocks work; forward_wgmma then takes SMs over one by one.
+    assert gpu.calls[0]["trigger_tiles"] == AT_ONCE and gpu.dependent == 1 + KERNELS[gpu.calls[1]["kernel"]].follows
     verdict = compare(problem, inputs, got.array[None], lse.array[None])
     assert verdict.ok, verdict.message
     again = [plan.match.problem.text for plan in plans._plans.values()]

@@ -23,6 +23,11 @@
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
 //       127.114 us measured (34 TFLOP/s), 1.375 x as fast as the default
 //       the best of 41, 4 within noise of it, 2026-11-30 07:48:07 UTC
+//   decode-bf16-b32-h64x8-q1-k8192-d64-page64
+//       with min_blocks_per_sm=2
+//       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
+//       125.632 us measured (34 TFLOP/s), 1.036 x as fast as the default
+//       the best of 49, 5 within noise of it, 2026-11-30 09:40:11 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //

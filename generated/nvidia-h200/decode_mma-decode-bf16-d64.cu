@@ -1,41 +1,41 @@
 // decode_mma for decode-bf16-d64 on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=8 num_stages=2 q_in_registers=true l2_prefetch=128
-//            min_blocks_per_sm=2 dependent_launch=true cluster_merges=false smem_bytes=65536
-// resources  decode_mma: 123 registers, 0 bytes spilled, 256 threads, 65536 bytes of shared memory
+// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128
+//            min_blocks_per_sm=4 dependent_launch=true cluster_merges=false smem_bytes=36864
+// resources  decode_mma: 123 registers, 0 bytes spilled, 128 threads, 36864 bytes of shared memory
 // resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b128-h64x8-q1-k8192-d64 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=8 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true cluster_merges=false smem_bytes=65536 pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=4'
+// again      autotune source decode-bf16-b128-h64x8-q1-k8192-d64 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=4 dependent_launch=true cluster_merges=false smem_bytes=36864 pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=1'
 //
 // serves
 //   decode-bf16-b128-h64x8-q1-k8192-d64
-//       launched with pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=4
-//       496.168 us measured (35 TFLOP/s), 1.020 x as fast as the default
-//       the best of 1, 0 within noise of it, 2026-11-30 07:47:41 UTC
+//       launched with pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
+//       493.768 us measured (35 TFLOP/s), 1.036 x as fast as the default
+//       the best of 26, 0 within noise of it, 2026-11-30 09:39:58 UTC
 //
 // other winners; their sources differ in constants, `autotune source PROBLEM` prints them
 //   decode-bf16-b32-h64x8-q1-k8192-d64
-//       with num_warps=4 num_stages=6 q_in_registers=false min_blocks_per_sm=1 smem_bytes=100352
+//       with num_stages=6 q_in_registers=false min_blocks_per_sm=1 smem_bytes=100352
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
 //       125.492 us measured (34 TFLOP/s), 1.155 x as fast as the default
 //       the best of 37, 1 within noise of it, 2026-11-30 07:44:46 UTC
 //   decode-bf16-b64-h64x8-q1-k4096-d64
-//       with num_warps=2 q_in_registers=false smem_bytes=36864
+//       with num_warps=2 q_in_registers=false min_blocks_per_sm=2
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
 //       123.188 us measured (35 TFLOP/s), 1.058 x as fast as the default
 //       the best of 36, 2 within noise of it, 2026-11-30 07:45:07 UTC
 //   decode-bf16-b1-h64x8-q1-k65536-d64
-//       with block_n=32 num_warps=4 q_in_registers=false min_blocks_per_sm=1 smem_bytes=67584
+//       with block_n=32 num_warps=8 min_blocks_per_sm=1 smem_bytes=131072
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       33.7441 us measured (32 TFLOP/s), 1.013 x as fast as the default
-//       the best of 82, 3 within noise of it, 2026-11-30 07:41:50 UTC
+//       34.0068 us measured (32 TFLOP/s), 1.000 x as fast as the default
+//       the best of 1, 0 within noise of it, 2026-11-30 09:39:42 UTC
 //   decode-bf16-b8-h64x8-q1-k8192-d64
-//       with block_n=32 min_blocks_per_sm=1 cluster_merges=true smem_bytes=131072
+//       with block_n=32 num_warps=8 min_blocks_per_sm=1 cluster_merges=true smem_bytes=131072
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
 //       32.7497 us measured (33 TFLOP/s), 1.024 x as fast as the default
 //       the best of 82, 2 within noise of it, 2026-11-30 07:42:09 UTC
 //   decode-bf16-b1-h64x8-q1-k4096-d64
-//       with num_warps=4 q_in_registers=false cluster_merges=true smem_bytes=36864
+//       with q_in_registers=false min_blocks_per_sm=2 cluster_merges=true
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
 //       5.64341 us measured (12 TFLOP/s), 1.245 x as fast as the default
 //       the best of 84, 2 within noise of it, 2026-11-30 07:41:27 UTC
@@ -395,12 +395,12 @@ constexpr int HEAD_DIM_V = 64;
 constexpr int BLOCK_M = 16;
 constexpr int BLOCK_HEADS_KV = 1;
 constexpr int BLOCK_N = 16;
-constexpr int NUM_WARPS = 8;
+constexpr int NUM_WARPS = 4;
 constexpr int NUM_STAGES = 2;
 constexpr bool Q_IN_REGISTERS = true;
 constexpr int L2_PREFETCH = 128;
-constexpr int MIN_BLOCKS_PER_SM = 2;
-constexpr int SMEM_BYTES = 65536;
+constexpr int MIN_BLOCKS_PER_SM = 4;
+constexpr int SMEM_BYTES = 36864;
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILES_M = BLOCK_M / 16, TILES_N = BLOCK_N / 8;
 constexpr int STEPS_OF_HEAD = ceil_div(HEAD_DIM, 16), TILES_OF_HEAD = round_up(HEAD_DIM_V, 16) / 8;

@@ -1,0 +1,81 @@
+"""The tests that need a GPU, and what became of each: among them every wrapper of templates/lib/ptx/ against its twin, and the
+simulator's problems, configs and seeds against the simulator.
+
+    python benchmarks/gpu_tests.py [--workers N] [--out FILE]
+
+Takes two minutes with 6 workers (pytest-xdist). Exit code 1 if a test fails or none ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as xml
+from collections import Counter
+from pathlib import Path
+
+import yaml
+from correctness import command
+
+from autotune.conditions import conditions
+from autotune.gpu import GpuError, detect
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results" / "gpu-tests-h200.yaml"
+PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
+ALONE = ("test_bench", "test_cli", "test_docs", "test_runtime_gpu", "test_timing", "test_tuner_gpu")  # they time, tune or count
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--workers", type=int, default=1, help="processes side by side (1); more need pytest-xdist")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    try:
+        gpu = detect()
+    except GpuError as error:
+        print(error, file=sys.stderr)
+        return 2
+    alone = [f"tests/{name}.py" for name in ALONE]
+    rows: dict[str, Counter] = {}
+    reasons: dict[str, dict[str, str]] = {SKIPPED: {}, FAILED: {}}
+    codes = []
+    for arguments in (["tests", *(f"--ignore={file}" for file in alone), *side_by_side(options.workers)], alone):
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.xml"
+            codes.append(subprocess.run([sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider",
+                                         f"--junitxml={report}", *arguments], cwd=ROOT).returncode)
+            if report.exists():
+                read(report, rows, reasons)
+    total = sum(rows.values(), Counter())
+    facts = {"summary": {"tests": total.total(), **{name: total[name] for name in (PASSED, SKIPPED, FAILED)}}, "gpu": gpu.name,
+             "conditions": conditions(), "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "command": command(),
+             "files": {name: dict(row) for name, row in sorted(rows.items())}, **reasons}
+    options.out.write_text(yaml.safe_dump(facts, sort_keys=False, width=130))
+    print(facts["summary"])
+    return 0 if not any(codes) and total[PASSED] else 1
+
+
+def side_by_side(workers: int) -> list[str]:
+    """What makes pytest run tests in that many processes."""
+    return ["-n", str(workers)] if workers > 1 else []
+
+
+def read(report: Path, rows: dict[str, Counter], reasons: dict[str, dict[str, str]]) -> None:
+    """Counts the passed, skipped and failed tests of each file of a report into `rows`, with reasons of the last two kinds."""
+    for case in xml.parse(report).iter("testcase"):
+        outcome = SKIPPED if case.find("skipped") is not None else \
+            FAILED if case.find("failure") is not None or case.find("error") is not None else PASSED
+        file = case.get("classname", "").replace(".", "/") + ".py"
+        rows.setdefault(file, Counter())[outcome] += 1
+        if outcome != PASSED:
+            element = next(child for child in case if child.tag in ("skipped", "failure", "error"))
+            reasons[outcome][f"{file}::{case.get('name')}"] = re.sub(r"\s+", " ", element.get("message") or "")[:200]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
