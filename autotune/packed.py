@@ -127,7 +127,7 @@ class PackedPlan:
         that can."""
         counter = self._idle
         if self._draws:
-            pointer, keep = tickets.take(library, like, device, stream, 1, capturing(stream))
+            pointer, keep = tickets.take(library, like, device, stream, 1, capturing(stream), following)
             counter = pointer,
         grid, values = self._fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes, counter, sequences)
         if grid:

@@ -8,23 +8,23 @@ RESERVE = 1 << 18  # tickets set aside for captured graphs at a time: 1 MB, enou
 LEAST_TICKETS = 4096
 
 _lock = threading.Lock()
-_in_use: dict[tuple, tuple[object, int, int]] = {}  # (library, device, stream) -> (array, pointer, tickets)
+_in_use: dict[tuple, tuple[object, int, int]] = {}  # (library, device, stream, beside) -> (array, pointer, tickets)
 _reserve: dict[tuple, tuple[object, int, int]] = {}  # (library, device) -> (array, pointer of the next free one, tickets left)
 _kept: list[object] = []  # arrays that captured graphs point into
 
 
-def take(library, like, device: int, stream: int, count: int, capturing: bool) -> tuple[int, object]:
+def take(library, like, device: int, stream: int, count: int, capturing: bool, beside: bool = False) -> tuple[int, object]:
     """(pointer to `count` counters that are 0 whenever the launch begins, what must live until it has been enqueued).
 
-    Launches that follow each other on one stream share their counters. A captured graph may be replayed on any stream, beside
-    anything else, so each captured launch has counters of its own, for good.
+    Launches that follow each other on one stream share their counters, but for one that may run `beside` the launch before it. A
+    captured graph may be replayed on any stream, beside anything else, so each captured launch has counters of its own, for good.
     """
     with _lock:
         if not capturing:
-            entry = _in_use.get((library, device, stream))
+            entry = _in_use.get((library, device, stream, beside))
             if entry is None or entry[2] < count:
                 array = library.zeros_int32(like, (max(count, LEAST_TICKETS),))
-                entry = _in_use[library, device, stream] = array, library.pointer(array), max(count, LEAST_TICKETS)
+                entry = _in_use[library, device, stream, beside] = array, library.pointer(array), max(count, LEAST_TICKETS)
                 if (library, device) not in _reserve:
                     set_aside(library, like, device)
             return entry[1], entry[0]

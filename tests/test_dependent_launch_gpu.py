@@ -272,7 +272,7 @@ def test_a_mixed_batch_waits_for_what_comes_before_and_is_waited_for(cupy, gpu, 
         action()
         stream.synchronize()
         again = repeatable(cupy, stream, captured, action)
-        for _ in range(5):
+        for _ in range(20):
             spoil(out)
             stream.synchronize()
             again()

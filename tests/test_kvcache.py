@@ -176,6 +176,17 @@ def test_tickets_belong_to_a_stream_and_to_each_captured_launch(gpu):
     assert drawn() not in captured | {first}
 
 
+def test_kernels_that_run_side_by_side_share_no_tickets(gpu):
+    problem = Problem.parse("decode-bf16-b2-h4x2-q150-k2000-d64-causal-page16-packed")
+    inputs = make_inputs(problem, "random", seed=3)
+    q = random((151, problem.heads_q, problem.head_dim))
+    for _ in range(2):
+        call(problem, replace(inputs, q=q.array), cu_seqlens_q=starts(1, 150), max_seqlen_q=150)
+    assert [launch["kernel"] for launch in gpu.calls] == ["decode_mma", "forward_wgmma"] * 2
+    (decode, forward), again = ([launch["tickets"] for launch in gpu.calls[i:i + 2]] for i in (0, 2))
+    assert decode and forward and decode != forward and again == [decode, forward]
+
+
 def test_unprepared_kernels_refuse_to_be_captured(gpu):
     gpu.capturing = True
     with pytest.raises(AttentionError, match="call autotune.prepare\\('decode-bf16"):
