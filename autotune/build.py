@@ -1,8 +1,9 @@
 """Writes ``generated/``: for each kind of problem in a database the source that serves it, with a header for its readers.
 
-One file for each kernel and static part, ``<gpu>/<kernel>-<static>.cu``: the winner of the largest problem. Its header names the
-winners of the others, whose sources differ in constants; `autotune source PROBLEM` prints those. The folder is a function of
-templates/ and the database: `check` says where it is not. Needs NVRTC, for the resources in the headers, and no GPU.
+One file for each kernel and kind of problem (`Static.kind`), ``<gpu>/<kernel>-<kind>.cu``: the winner of the largest problem. Its
+header names the winners of the others, whose sources differ in numbers: head dims, tiles, shapes of instructions; `autotune
+source PROBLEM` prints those. The folder is a function of templates/ and the database: `check` says where it is not. Needs
+NVRTC, for the resources in the headers, and no GPU.
 """
 
 from __future__ import annotations
@@ -82,12 +83,12 @@ def sources(root: Path) -> dict[Path, str]:
 
 
 def file_name(record: Record) -> str:
-    """``forward_mma-forward-bf16-d128-causal.cu``"""
-    return f"{record.config.kernel}-{record.problem.static.text}.cu"
+    """``forward_mma-forward-bf16-causal.cu``"""
+    return f"{record.config.kernel}-{record.problem.static.kind}.cu"
 
 
 def _source(records: list[Record]) -> str:
-    """The file of `records`, which share a kernel, a static part and a GPU."""
+    """The file of `records`, which share a kernel, a kind of problem and a GPU."""
     records = sorted(records, key=lambda record: (-record.problem.flops, record.problem.text))
     first = records[0]
     kernel, gpu = kernel_of(first.config), database.gpu_of(first.gpu)
@@ -101,12 +102,13 @@ def _source(records: list[Record]) -> str:
              f"compiler   NVRTC {binary.nvrtc}, -arch={binary.target}; options {' '.join(compile.OPTIONS)}",
              f"again      autotune source {first.problem} --gpu {gpu.name} --config '{first.config}'",
              "", "serves"]
-    mine = [record for record in records if kernel.compile_key(record.config) == kernel.compile_key(first.config)]
+    mine = [record for record in records if record.problem.static == first.problem.static
+            and kernel.compile_key(record.config) == kernel.compile_key(first.config)]
     for record in mine:
         lines += [f"  {record.problem}", *(f"      {line}" for line in _served(kernel, record))]
     others = [record for record in records if record not in mine]
     if others:
-        lines += ["", "other winners; their sources differ in constants, `autotune source PROBLEM` prints them"]
+        lines += ["", "other winners; their sources differ in numbers, `autotune source PROBLEM` prints them"]
     for record in others:
         changed = {name: value for name, value in kernel.compile_key(record.config) if value != first.config[name]}
         lines += [f"  {record.problem}", *_wrapped("      with ", _line(changed)),

@@ -50,18 +50,26 @@ class Static:
     @cached_property
     def text(self) -> str:
         """File-name form, for example ``forward-bf16-d128-causal``."""
-        tokens = [self.op, self.dtype]
+        before, after = self._features
+        return "-".join([*before, _head_dim_token(self.head_dim, self.head_dim_v), *after])
+
+    @cached_property
+    def kind(self) -> str:
+        """`text` without head dims, for example ``forward-bf16-causal``: sources of one kind differ in numbers only."""
+        before, after = self._features
+        return "-".join(before + after)
+
+    @property
+    def _features(self) -> tuple[list[str], list[str]]:
+        before, after = [self.op, self.dtype], [] if self.mask == "full" else [self.mask]
         if self.kv_dtype != self.dtype:
-            tokens.append(f"kv{self.kv_dtype}")
+            before.append(f"kv{self.kv_dtype}")
         if self.out_dtype != self.dtype:
-            tokens.append(f"out{self.out_dtype}")
-        tokens.append(_head_dim_token(self.head_dim, self.head_dim_v))
-        if self.mask != "full":
-            tokens.append(self.mask)
-        tokens += [name for name in ("softcap", "alibi") if getattr(self, name)]
+            before.append(f"out{self.out_dtype}")
+        after += [name for name in ("softcap", "alibi") if getattr(self, name)]
         if self.kv != "dense":
-            tokens.append(self.kv)
-        return "-".join(tokens)
+            after.append(self.kv)
+        return before, after
 
 
 _UNSIZED = attrgetter("op", "dtype", "heads_q", "heads_kv", "head_dim", "head_dim_v", "softcap", "alibi", "sinks", "kv",

@@ -70,7 +70,7 @@ def read(report: Path, rows: dict[str, Counter], reasons: dict[str, dict[str, st
     for case in xml.parse(report).iter("testcase"):
         outcome = SKIPPED if case.find("skipped") is not None else \
             FAILED if case.find("failure") is not None or case.find("error") is not None else PASSED
-        file = case.get("classname", "").replace(".", "/") + ".py"
+        file = (case.get("classname") or case.get("name", "")).replace(".", "/") + ".py"
         rows.setdefault(file, Counter())[outcome] += 1
         if outcome != PASSED:
             element = next(child for child in case if child.tag in ("skipped", "failure", "error"))

@@ -61,9 +61,12 @@ def test_one_file_for_each_kind_of_problem_with_the_source_of_the_largest(root, 
     launch, compiled = next(varied(CONFIG, "launch")), next(varied(CONFIG, "compile"))
     longer = dataclasses.replace(PROBLEM, seqlen_q=16384, seqlen_k=16384)
     small, full = dataclasses.replace(PROBLEM, heads_q=2, heads_kv=2), dataclasses.replace(PROBLEM, window_right=None)
-    database.write([record(), record(longer, launch), record(small, compiled), record(full)], root)
+    wide = dataclasses.replace(PROBLEM, heads_q=4, heads_kv=4, head_dim=72, head_dim_v=72)
+    plain = KERNEL.default(wide, H200)
+    database.write([record(), record(longer, launch), record(small, compiled), record(full),
+                    record(wide, plain, default_config=plain)], root)
     paths = build.write(generated, root)
-    assert {path.name for path in paths} == {f"{KERNEL.name}-{problem.static.text}.cu" for problem in (full, PROBLEM)}
+    assert {path.name for path in paths} == {f"{KERNEL.name}-forward-bf16.cu", f"{KERNEL.name}-forward-bf16-causal.cu"}
     assert {path.parent.name for path in paths} == {"nvidia-h200"}
     text, = (path.read_text() for path in paths if str(longer) in path.read_text())
     header, _, body = text.partition("\n\n")
@@ -77,6 +80,7 @@ def test_one_file_for_each_kind_of_problem_with_the_source_of_the_largest(root, 
     assert f"{full.text}\n" not in header
     serves, _, others = header.partition("other winners")
     assert serves.index(longer.text) < serves.index(f"  {PROBLEM.text}") and small.text not in serves
+    assert wide.text in others
     (name, value), = (item for item in compiled.items if item not in CONFIG.items and item[0] != "smem_bytes")
     assert small.text in others and f"{name}={str(value).lower()}" in others and PROBLEM.text not in others
 

@@ -1,32 +1,50 @@
-// decode_mma for decode-bf16-d128-paged on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// decode_mma for decode-bf16-d128-window on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128
-//            min_blocks_per_sm=2 dependent_launch=true cluster_merges=false smem_bytes=65536
-// resources  decode_mma: 209 registers, 0 bytes spilled, 128 threads, 65536 bytes of shared memory
+// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=8 num_stages=2 q_in_registers=false l2_prefetch=128
+//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false smem_bytes=135168
+// resources  decode_mma: 173 registers, 0 bytes spilled, 256 threads, 135168 bytes of shared memory
 // resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b32-h32x8-q1-k8192-d128-page1 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true cluster_merges=false smem_bytes=65536 pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0'
+// again      autotune source decode-bf16-b32-h32x8-q1-k8192-d128-left4095 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=8 num_stages=2 q_in_registers=false l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false smem_bytes=135168 pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=2'
 //
 // serves
-//   decode-bf16-b32-h32x8-q1-k8192-d128-page1
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       249.092 us measured (17 TFLOP/s), 1.153 x as fast as the default
-//       the best of 15, 2 within noise of it, 2026-11-30 07:43:56 UTC
-//   decode-bf16-b32-h32x8-q1-k8192-d128-page256
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       246.056 us measured (17 TFLOP/s), 1.142 x as fast as the default
-//       the best of 39, 4 within noise of it, 2026-11-30 07:44:12 UTC
-//   decode-bf16-b32-h32x8-q1-k8192-d128-page64
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       246.768 us measured (17 TFLOP/s), 1.144 x as fast as the default
-//       the best of 39, 3 within noise of it, 2026-11-30 07:44:19 UTC
+//   decode-bf16-b32-h32x8-q1-k8192-d128-left4095
+//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
+//       120.148 us measured (18 TFLOP/s), 1.028 x as fast as the default
+//       the best of 47, 2 within noise of it, 2026-11-30 10:01:09 UTC
 //
-// other winners; their sources differ in constants, `autotune source PROBLEM` prints them
-//   decode-bf16-b32-h32x8-q1-k8192-d128-page16
-//       with min_blocks_per_sm=1
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       247.368 us measured (17 TFLOP/s), 1.153 x as fast as the default
-//       the best of 39, 3 within noise of it, 2026-11-30 07:44:04 UTC
+// other winners; their sources differ in numbers, `autotune source PROBLEM` prints them
+//   decode-bf16-b32-h32x32-q1-k4096-d96-left2046
+//       with block_m=32 num_warps=1 num_stages=6 q_in_registers=true min_blocks_per_sm=2 cluster_merges=true
+//            smem_bytes=49152
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
+//       202.284 us measured (4 TFLOP/s), 1.058 x as fast as the default
+//       the best of 40, 2 within noise of it, 2026-11-30 10:04:37 UTC
+//   decode-bf16-b64-h64x8-q1-k8192-d64-left127-sinks
+//       with block_n=32 num_warps=1 q_in_registers=true min_blocks_per_sm=2 smem_bytes=36864
+//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=8
+//       6.66441 us measured (20 TFLOP/s), 1.762 x as fast as the default
+//       the best of 42, 2 within noise of it, 2026-11-30 10:04:03 UTC
+//   decode-bf16-b1-h32x8-q1-k8192-d128-left4095
+//       with num_warps=4 min_blocks_per_sm=3 cluster_merges=true smem_bytes=69632
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
+//       7.83945 us measured (9 TFLOP/s), 1.261 x as fast as the default
+//       the best of 46, 0 within noise of it, 2026-11-30 10:01:03 UTC
+//   decode-bf16-b1-h32x32-q1-k4096-d96-left2046
+//       with num_warps=4 min_blocks_per_sm=3 smem_bytes=69632
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
+//       9.31657 us measured (3 TFLOP/s), 1.217 x as fast as the default
+//       the best of 42, 0 within noise of it, 2026-11-30 10:04:32 UTC
+//   decode-bf16-b1-h32x16-q1-k8192-d128-left1023
+//       with num_warps=4 min_blocks_per_sm=3 smem_bytes=69632
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
+//       5.8026 us measured (3 TFLOP/s), 1.198 x as fast as the default
+//       the best of 47, 0 within noise of it, 2026-11-30 10:00:59 UTC
+//   decode-bf16-b1-h64x8-q1-k8192-d64-left127-sinks
+//       with block_n=32 num_warps=4 q_in_registers=true min_blocks_per_sm=2 smem_bytes=65536
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=0 trigger_tiles=2
+//       2.55827 us measured (1 TFLOP/s), 1.501 x as fast as the default
+//       the best of 43, 0 within noise of it, 2026-11-30 10:03:54 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -383,12 +401,12 @@ constexpr int HEAD_DIM_V = 128;
 constexpr int BLOCK_M = 16;
 constexpr int BLOCK_HEADS_KV = 1;
 constexpr int BLOCK_N = 16;
-constexpr int NUM_WARPS = 4;
+constexpr int NUM_WARPS = 8;
 constexpr int NUM_STAGES = 2;
-constexpr bool Q_IN_REGISTERS = true;
+constexpr bool Q_IN_REGISTERS = false;
 constexpr int L2_PREFETCH = 128;
-constexpr int MIN_BLOCKS_PER_SM = 2;
-constexpr int SMEM_BYTES = 65536;
+constexpr int MIN_BLOCKS_PER_SM = 1;
+constexpr int SMEM_BYTES = 135168;
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILES_M = BLOCK_M / 16, TILES_N = BLOCK_N / 8;
 constexpr int STEPS_OF_HEAD = ceil_div(HEAD_DIM, 16), TILES_OF_HEAD = round_up(HEAD_DIM_V, 16) / 8;
@@ -453,21 +471,25 @@ struct Params {
     int trigger_tiles;  // tiles that each warp has left when the next kernel may come, 0: none
     int pages;  // of the cache: numbers of pages below it are taken for right
 };
-// Every query sees every key.
+// A window, inclusive on both sides: row i sees key j iff i + offset - left <= j <= i + offset + right, with
+// offset = seqlen_k - seqlen_q. Lengths are at most 2^30 and bounds at most 2^30 - 2^16, which stands for
+// "unbounded", so that sums stay in 32 bits; causal is right = 0.
 struct Mask {
-    int seqlen_k;
+    int seqlen_k, offset, left, right;
     DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
-    DEVICE Mask(const Params&, int, int keys) : seqlen_k(keys) {}
+    DEVICE Mask(const Params& p, int queries, int keys)
+        : seqlen_k(keys), offset(keys - queries), left(p.window_left), right(p.window_right) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
-    DEVICE int key_begin(int row_begin) const { return 0; }
-    DEVICE int key_end(int row_end) const { return seqlen_k; }
+    DEVICE int key_begin(int row_begin) const { return clamp(row_begin + offset - left); }
+    DEVICE int key_end(int row_end) const { return clamp(row_end + offset + right); }
     // Keys inside [shared_begin, shared_end) are seen by all of them.
-    DEVICE int shared_begin(int row_end) const { return 0; }
-    DEVICE int shared_end(int row_begin) const { return seqlen_k; }
+    DEVICE int shared_begin(int row_end) const { return clamp(row_end - 1 + offset - left); }
+    DEVICE int shared_end(int row_begin) const { return clamp(row_begin + 1 + offset + right); }
     // Row `row` sees keys [row_begin, row_end).
-    static constexpr bool HAS_ROW_BEGIN = false;
-    DEVICE int row_begin(int row) const { return 0; }
-    DEVICE int row_end(int row) const { return seqlen_k; }
+    static constexpr bool HAS_ROW_BEGIN = true;
+    DEVICE int row_begin(int row) const { return row + offset - left; }
+    DEVICE int row_end(int row) const { return min_of(row + offset + right + 1, seqlen_k); }
+    DEVICE int clamp(int key) const { return min_of(max_of(key, 0), seqlen_k); }
 };
 // Which part of which sequence a block works on, cut on the device from the lengths that stand there.
 //
@@ -738,61 +760,33 @@ template <int ROWS, int COLUMNS, int PREFETCH> struct WarpLoader {
         }
     }
 };
-// Keys and values in pages: key j of a sequence is slot j % page_size of the page that its table names at j / page_size.
-// Table entries of keys that do not exist are not read.
+// Keys and values that stand in order: key j of a sequence is row j of its part of the cache.
 struct KvRows {
     using KLoader = WarpLoader<BLOCK_N, K_COLUMNS, L2_PREFETCH>;
     using VLoader = WarpLoader<BLOCK_N, V_COLUMNS, L2_PREFETCH>;
-    const KvElement *k, *v;  // this lane's chunks of slot 0 of page 0
-    const int* table;
-    i64 k_page_stride, v_page_stride, k_stride, v_stride;
+    const KvElement *k, *v;  // this lane's chunks in the first pass over the next tile to load
+    i64 k_stride, v_stride;
     int begin, end;  // keys that exist
-    int page_size, page_shift;
-    u32 page_magic;
 
-    DEVICE KvRows(const Params& p, const Rows& rows, int first, int last, int)
-        : k(p.k + rows.head_kv * p.k_head_stride + KLoader::lane_element(p.k_head_stride, p.heads_kv - rows.head_kv)),
-          v(p.v + rows.head_kv * p.v_head_stride + VLoader::lane_element(p.v_head_stride, p.heads_kv - rows.head_kv)),
-          table(p.page_table + rows.batch * p.page_table_stride), k_page_stride(p.k_batch_stride), v_page_stride(p.v_batch_stride),
-          k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last), page_size(p.page_size),
-          page_shift(p.page_shift), page_magic(p.page_magic) {}
+    DEVICE KvRows(const Params& p, const Rows& rows, int first, int last, int first_key)
+        : k(p.k + rows.batch * p.k_batch_stride + rows.head_kv * p.k_head_stride + (first_key + KLoader::lane_row()) * p.k_row_stride
+            + KLoader::lane_element(p.k_head_stride, p.heads_kv - rows.head_kv)),
+          v(p.v + rows.batch * p.v_batch_stride + rows.head_kv * p.v_head_stride + (first_key + VLoader::lane_row()) * p.v_row_stride
+            + VLoader::lane_element(p.v_head_stride, p.heads_kv - rows.head_kv)),
+          k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last) {}
 
-    static constexpr int ENTRIES = ceil_div(BLOCK_N, WARP_SIZE);
-    // Lane l holds page and slot of rows l, l + 32, ... of a tile.
-    struct Place { int page[ENTRIES], slot[ENTRIES]; };
+    // What must be known of a tile before it is loaded, asked for early: nothing here.
+    struct Place {};
+    DEVICE Place find(int) const { return {}; }
 
-    DEVICE Place find(int first_key) const {
-        Place place;
-#pragma unroll
-        for (int i = 0; i < ENTRIES; ++i) {
-            const int key = first_key + lane_id() + i * WARP_SIZE;
-            const int index = divide(key, page_magic, page_shift);
-            place.slot[i] = key - index * page_size;
-            place.page[i] = begin <= key && key < end ? table[index] : 0;
-        }
-        return place;
-    }
     // Starts copying a warp's next tile, which begins at `first_key`.
-    template <typename Tile> DEVICE void start_k(const Tile& tile, int first_key, const Place& at) const {
-        start<KLoader>(tile, k, k_page_stride, k_stride, first_key, at);
+    template <typename Tile> DEVICE void start_k(const Tile& tile, int first_key, Place) {
+        KLoader::start(tile, k, k_stride * KLoader::ROWS_PER_PASS, begin - first_key, end - first_key);
+        k += k_stride * (NUM_WARPS * BLOCK_N);
     }
-    template <typename Tile> DEVICE void start_v(const Tile& tile, int first_key, const Place& at) const {
-        start<VLoader>(tile, v, v_page_stride, v_stride, first_key, at);
-    }
-    template <typename Loader, typename Tile>
-    DEVICE void start(const Tile& tile, const KvElement* matrix, i64 page_stride, i64 stride, int first_key, const Place& at) const {
-        i64 offset[ENTRIES];
-#pragma unroll
-        for (int i = 0; i < ENTRIES; ++i) offset[i] = at.page[i] * page_stride + at.slot[i] * stride;
-        Loader::gather(tile, begin - first_key, end - first_key, [&](int row) {
-            i64 here = shuffle(offset[0], row);
-#pragma unroll
-            for (int i = 1; i < ENTRIES; ++i) {
-                const i64 other = shuffle(offset[i], row);
-                if (row >= i * WARP_SIZE) here = other;
-            }
-            return matrix + here;
-        });
+    template <typename Tile> DEVICE void start_v(const Tile& tile, int first_key, Place) {
+        VLoader::start(tile, v, v_stride * VLoader::ROWS_PER_PASS, begin - first_key, end - first_key);
+        v += v_stride * (NUM_WARPS * BLOCK_N);
     }
 };
 // The two products of attention, and what goes into and comes out of them, where K and V have the dtype of the queries.
@@ -869,13 +863,9 @@ DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int first, int 
 
 // What a finished row must be multiplied by.
 DEVICE float output_scale(const Params&, int) { return 1; }
-// Where a key stands that is prefetched: in a page of the cache, in the right one if its number does not change any more.
-struct KeyPlace { i64 batch, row; };  // page and slot
-DEVICE KeyPlace guess_place(const Params& p, int batch, int key) {
-    const int index = divide(key, p.page_magic, p.page_shift);
-    const int page = load_guess(p.page_table + batch * p.page_table_stride + index);
-    return {max_of(0, min_of(page, p.pages - 1)), key - index * p.page_size};
-}
+// Where a key stands that is prefetched: keys of a sequence stand in order.
+struct KeyPlace { i64 batch, row; };
+DEVICE KeyPlace guess_place(const Params&, int batch, int key) { return {batch, key}; }
 // While the kernel before this one ends and HBM is idle, a block has L2 fetch the keys and values that its warps load first. Lengths,
 // query_starts and numbers of pages may still be written by then, so that the piece is a guess: it lies in the cache whatever
 // stands there, and nothing but L2 gets to know of it.

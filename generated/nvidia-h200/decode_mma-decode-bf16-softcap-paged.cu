@@ -1,44 +1,17 @@
-// decode_mma for decode-bf16-d64 on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// decode_mma for decode-bf16-d256-softcap-paged on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128
-//            min_blocks_per_sm=4 dependent_launch=true cluster_merges=false smem_bytes=36864
-// resources  decode_mma: 123 registers, 0 bytes spilled, 128 threads, 36864 bytes of shared memory
+// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=false l2_prefetch=128
+//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false smem_bytes=139264
+// resources  decode_mma: 250 registers, 0 bytes spilled, 128 threads, 139264 bytes of shared memory
 // resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b128-h64x8-q1-k8192-d64 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=4 dependent_launch=true cluster_merges=false smem_bytes=36864 pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=1'
+// again      autotune source decode-bf16-b8-h16x8-q1-k8192-d256-softcap50-page16 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=false l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false smem_bytes=139264 pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=4'
 //
 // serves
-//   decode-bf16-b128-h64x8-q1-k8192-d64
-//       launched with pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       493.768 us measured (35 TFLOP/s), 1.036 x as fast as the default
-//       the best of 26, 0 within noise of it, 2026-11-30 09:39:58 UTC
-//
-// other winners; their sources differ in constants, `autotune source PROBLEM` prints them
-//   decode-bf16-b32-h64x8-q1-k8192-d64
-//       with num_stages=6 q_in_registers=false min_blocks_per_sm=1 smem_bytes=100352
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
-//       125.492 us measured (34 TFLOP/s), 1.155 x as fast as the default
-//       the best of 37, 1 within noise of it, 2026-11-30 07:44:46 UTC
-//   decode-bf16-b64-h64x8-q1-k4096-d64
-//       with num_warps=2 q_in_registers=false min_blocks_per_sm=2
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       123.188 us measured (35 TFLOP/s), 1.058 x as fast as the default
-//       the best of 36, 2 within noise of it, 2026-11-30 07:45:07 UTC
-//   decode-bf16-b1-h64x8-q1-k65536-d64
-//       with block_n=32 num_warps=8 min_blocks_per_sm=1 smem_bytes=131072
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       34.0068 us measured (32 TFLOP/s), 1.000 x as fast as the default
-//       the best of 1, 0 within noise of it, 2026-11-30 09:39:42 UTC
-//   decode-bf16-b8-h64x8-q1-k8192-d64
-//       with block_n=32 num_warps=8 min_blocks_per_sm=1 cluster_merges=true smem_bytes=131072
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       32.7497 us measured (33 TFLOP/s), 1.024 x as fast as the default
-//       the best of 82, 2 within noise of it, 2026-11-30 07:42:09 UTC
-//   decode-bf16-b1-h64x8-q1-k4096-d64
-//       with q_in_registers=false min_blocks_per_sm=2 cluster_merges=true
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
-//       5.64341 us measured (12 TFLOP/s), 1.245 x as fast as the default
-//       the best of 84, 2 within noise of it, 2026-11-30 07:41:27 UTC
+//   decode-bf16-b8-h16x8-q1-k8192-d256-softcap50-page16
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=4
+//       127.442 us measured (8 TFLOP/s), 1.214 x as fast as the default
+//       the best of 41, 4 within noise of it, 2026-11-30 10:01:40 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -390,17 +363,17 @@ DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents
 using Element = bf16;
 using KvElement = bf16;
 
-constexpr int HEAD_DIM = 64;
-constexpr int HEAD_DIM_V = 64;
+constexpr int HEAD_DIM = 256;
+constexpr int HEAD_DIM_V = 256;
 constexpr int BLOCK_M = 16;
 constexpr int BLOCK_HEADS_KV = 1;
 constexpr int BLOCK_N = 16;
 constexpr int NUM_WARPS = 4;
 constexpr int NUM_STAGES = 2;
-constexpr bool Q_IN_REGISTERS = true;
+constexpr bool Q_IN_REGISTERS = false;
 constexpr int L2_PREFETCH = 128;
-constexpr int MIN_BLOCKS_PER_SM = 4;
-constexpr int SMEM_BYTES = 36864;
+constexpr int MIN_BLOCKS_PER_SM = 1;
+constexpr int SMEM_BYTES = 139264;
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILES_M = BLOCK_M / 16, TILES_N = BLOCK_N / 8;
 constexpr int STEPS_OF_HEAD = ceil_div(HEAD_DIM, 16), TILES_OF_HEAD = round_up(HEAD_DIM_V, 16) / 8;
@@ -461,10 +434,28 @@ struct Params {
     int k_scale_stride;  // 0 or 1
     int v_scale_stride;
     float v_scale;  // of an 8-bit cache, beside v_scales
+    float softcap_log2;  // soft cap * log2(e)
     int prefetch_tiles;  // tiles of each warp that are prefetched, 0: none
     int trigger_tiles;  // tiles that each warp has left when the next kernel may come, 0: none
     int pages;  // of the cache: numbers of pages below it are taken for right
 };
+// Soft cap: a score s becomes cap * tanh(s * scale / cap), before the mask. What is left here is the tanh; the softmax's own
+// factor is then cap * log2(e).
+// 1 - 2 / (e^2x + 1) has an absolute error of 2^-23, where tanh.approx has 2^-11; near 0, where that is too much for a large
+// cap, the series takes its place.
+DEVICE float tanh_approx(float x) {
+    if (x * x < 1e-3f) return x * (1.0f - x * x * (1.0f / 3));
+    return 1.0f - 2.0f * reciprocal_approx(exp2_approx(2.0f * LOG2E * x) + 1.0f);
+}
+template <int TILES_M, int TILES_N, int ELEMENTS>
+DEVICE void cap_scores(float (&s)[TILES_M][TILES_N][ELEMENTS], float softcap_scale) {
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+        for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+            for (int i = 0; i < ELEMENTS; ++i) s[m][n][i] = tanh_approx(s[m][n][i] * softcap_scale);
+}
 // Every query sees every key.
 struct Mask {
     int seqlen_k;
@@ -750,33 +741,61 @@ template <int ROWS, int COLUMNS, int PREFETCH> struct WarpLoader {
         }
     }
 };
-// Keys and values that stand in order: key j of a sequence is row j of its part of the cache.
+// Keys and values in pages: key j of a sequence is slot j % page_size of the page that its table names at j / page_size.
+// Table entries of keys that do not exist are not read.
 struct KvRows {
     using KLoader = WarpLoader<BLOCK_N, K_COLUMNS, L2_PREFETCH>;
     using VLoader = WarpLoader<BLOCK_N, V_COLUMNS, L2_PREFETCH>;
-    const KvElement *k, *v;  // this lane's chunks in the first pass over the next tile to load
-    i64 k_stride, v_stride;
+    const KvElement *k, *v;  // this lane's chunks of slot 0 of page 0
+    const int* table;
+    i64 k_page_stride, v_page_stride, k_stride, v_stride;
     int begin, end;  // keys that exist
+    int page_size, page_shift;
+    u32 page_magic;
 
-    DEVICE KvRows(const Params& p, const Rows& rows, int first, int last, int first_key)
-        : k(p.k + rows.batch * p.k_batch_stride + rows.head_kv * p.k_head_stride + (first_key + KLoader::lane_row()) * p.k_row_stride
-            + KLoader::lane_element(p.k_head_stride, p.heads_kv - rows.head_kv)),
-          v(p.v + rows.batch * p.v_batch_stride + rows.head_kv * p.v_head_stride + (first_key + VLoader::lane_row()) * p.v_row_stride
-            + VLoader::lane_element(p.v_head_stride, p.heads_kv - rows.head_kv)),
-          k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last) {}
+    DEVICE KvRows(const Params& p, const Rows& rows, int first, int last, int)
+        : k(p.k + rows.head_kv * p.k_head_stride + KLoader::lane_element(p.k_head_stride, p.heads_kv - rows.head_kv)),
+          v(p.v + rows.head_kv * p.v_head_stride + VLoader::lane_element(p.v_head_stride, p.heads_kv - rows.head_kv)),
+          table(p.page_table + rows.batch * p.page_table_stride), k_page_stride(p.k_batch_stride), v_page_stride(p.v_batch_stride),
+          k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last), page_size(p.page_size),
+          page_shift(p.page_shift), page_magic(p.page_magic) {}
 
-    // What must be known of a tile before it is loaded, asked for early: nothing here.
-    struct Place {};
-    DEVICE Place find(int) const { return {}; }
+    static constexpr int ENTRIES = ceil_div(BLOCK_N, WARP_SIZE);
+    // Lane l holds page and slot of rows l, l + 32, ... of a tile.
+    struct Place { int page[ENTRIES], slot[ENTRIES]; };
 
-    // Starts copying a warp's next tile, which begins at `first_key`.
-    template <typename Tile> DEVICE void start_k(const Tile& tile, int first_key, Place) {
-        KLoader::start(tile, k, k_stride * KLoader::ROWS_PER_PASS, begin - first_key, end - first_key);
-        k += k_stride * (NUM_WARPS * BLOCK_N);
+    DEVICE Place find(int first_key) const {
+        Place place;
+#pragma unroll
+        for (int i = 0; i < ENTRIES; ++i) {
+            const int key = first_key + lane_id() + i * WARP_SIZE;
+            const int index = divide(key, page_magic, page_shift);
+            place.slot[i] = key - index * page_size;
+            place.page[i] = begin <= key && key < end ? table[index] : 0;
+        }
+        return place;
     }
-    template <typename Tile> DEVICE void start_v(const Tile& tile, int first_key, Place) {
-        VLoader::start(tile, v, v_stride * VLoader::ROWS_PER_PASS, begin - first_key, end - first_key);
-        v += v_stride * (NUM_WARPS * BLOCK_N);
+    // Starts copying a warp's next tile, which begins at `first_key`.
+    template <typename Tile> DEVICE void start_k(const Tile& tile, int first_key, const Place& at) const {
+        start<KLoader>(tile, k, k_page_stride, k_stride, first_key, at);
+    }
+    template <typename Tile> DEVICE void start_v(const Tile& tile, int first_key, const Place& at) const {
+        start<VLoader>(tile, v, v_page_stride, v_stride, first_key, at);
+    }
+    template <typename Loader, typename Tile>
+    DEVICE void start(const Tile& tile, const KvElement* matrix, i64 page_stride, i64 stride, int first_key, const Place& at) const {
+        i64 offset[ENTRIES];
+#pragma unroll
+        for (int i = 0; i < ENTRIES; ++i) offset[i] = at.page[i] * page_stride + at.slot[i] * stride;
+        Loader::gather(tile, begin - first_key, end - first_key, [&](int row) {
+            i64 here = shuffle(offset[0], row);
+#pragma unroll
+            for (int i = 1; i < ENTRIES; ++i) {
+                const i64 other = shuffle(offset[i], row);
+                if (row >= i * WARP_SIZE) here = other;
+            }
+            return matrix + here;
+        });
     }
 };
 // The two products of attention, and what goes into and comes out of them, where K and V have the dtype of the queries.
@@ -853,9 +872,13 @@ DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int first, int 
 
 // What a finished row must be multiplied by.
 DEVICE float output_scale(const Params&, int) { return 1; }
-// Where a key stands that is prefetched: keys of a sequence stand in order.
-struct KeyPlace { i64 batch, row; };
-DEVICE KeyPlace guess_place(const Params&, int batch, int key) { return {batch, key}; }
+// Where a key stands that is prefetched: in a page of the cache, in the right one if its number does not change any more.
+struct KeyPlace { i64 batch, row; };  // page and slot
+DEVICE KeyPlace guess_place(const Params& p, int batch, int key) {
+    const int index = divide(key, p.page_magic, p.page_shift);
+    const int page = load_guess(p.page_table + batch * p.page_table_stride + index);
+    return {max_of(0, min_of(page, p.pages - 1)), key - index * p.page_size};
+}
 // While the kernel before this one ends and HBM is idle, a block has L2 fetch the keys and values that its warps load first. Lengths,
 // query_starts and numbers of pages may still be written by then, so that the piece is a guess: it lies in the cache whatever
 // stands there, and nothing but L2 gets to know of it.
@@ -1282,6 +1305,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         copy_async_wait<2 * NUM_STAGES>();
         sync_block();
     }
+    const float softcap_scale = scale_log2 * reciprocal_approx(p.softcap_log2);
+    scale_log2 = p.softcap_log2;  // of what is left after tanh
     auto q_fragment = [&](u32 (&a)[4], int m, int d) {
         if constexpr (Q_IN_REGISTERS) {
 #pragma unroll
@@ -1306,6 +1331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         multiply_qk(s, k_tile(stage), q_fragment);
         sync_warp();  // and all lanes have read it
         load_k(stage, ahead, here);
+        cap_scores(s, softcap_scale);
         if (tiles.needs_mask(tile)) mask_scores(s, mask, Work{p, piece.rows}, 0, tiles, tile);
         rescale_output(o, move_maximum<RESCALE_SLACK, true>(s, rows, scale_log2));
         exponentiate<true>(s, rows, scale_log2);

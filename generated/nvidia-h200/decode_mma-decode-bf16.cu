@@ -1,33 +1,126 @@
-// decode_mma for decode-bf16-d64-paged on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// decode_mma for decode-bf16-d128 on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128
-//            min_blocks_per_sm=3 dependent_launch=true cluster_merges=false smem_bytes=36864
-// resources  decode_mma: 141 registers, 0 bytes spilled, 128 threads, 36864 bytes of shared memory
+// config     block_m=16 block_heads_kv=1 block_n=32 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128
+//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false smem_bytes=131072
+// resources  decode_mma: 224 registers, 0 bytes spilled, 128 threads, 131072 bytes of shared memory
 // resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b32-h64x8-q1-k8192-d64-page1 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=3 dependent_launch=true cluster_merges=false smem_bytes=36864 pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0'
+// again      autotune source decode-bf16-b128-h32x8-q1-k8192-d128 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=32 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false smem_bytes=131072 pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=1'
 //
 // serves
-//   decode-bf16-b32-h64x8-q1-k8192-d64-page1
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       129.158 us measured (33 TFLOP/s), 1.341 x as fast as the default
-//       the best of 1, 0 within noise of it, 2026-11-30 07:47:56 UTC
-//   decode-bf16-b32-h64x8-q1-k8192-d64-page256
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
-//       125.762 us measured (34 TFLOP/s), 1.328 x as fast as the default
-//       the best of 42, 3 within noise of it, 2026-11-30 07:48:23 UTC
+//   decode-bf16-b128-h32x8-q1-k8192-d128
+//       launched with pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
+//       962.624 us measured (18 TFLOP/s), 1.000 x as fast as the default
+//       the best of 39, 2 within noise of it, 2026-11-30 07:43:44 UTC
+//   decode-bf16-b256-h32x8-q1-k1024-d128
+//       launched with pieces=2112 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
+//       248.14 us measured (17 TFLOP/s), 1.000 x as fast as the default
+//       the best of 11, 1 within noise of it, 2026-11-30 10:00:08 UTC
+//   decode-bf16-b1-h32x8-q1-k131072-d128
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
+//       123.694 us measured (17 TFLOP/s), 1.000 x as fast as the default
+//       the best of 1, 0 within noise of it, 2026-11-30 09:59:54 UTC
+//   decode-bf16-b1-h32x8-q1-k32768-d128
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
+//       33.4194 us measured (16 TFLOP/s), 1.000 x as fast as the default
+//       the best of 63, 2 within noise of it, 2026-11-30 07:40:52 UTC
 //
-// other winners; their sources differ in constants, `autotune source PROBLEM` prints them
-//   decode-bf16-b32-h64x8-q1-k8192-d64-page16
-//       with min_blocks_per_sm=2
+// other winners; their sources differ in numbers, `autotune source PROBLEM` prints them
+//   decode-bf16-b128-h64x8-q1-k8192-d64
+//       with block_n=16 min_blocks_per_sm=4 smem_bytes=36864
+//       launched with pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
+//       493.768 us measured (35 TFLOP/s), 1.036 x as fast as the default
+//       the best of 26, 0 within noise of it, 2026-11-30 09:39:58 UTC
+//   decode-bf16-b128-h64x8-q1-k8192-d64-sinks
+//       with block_n=16 min_blocks_per_sm=4 smem_bytes=36864
+//       launched with pieces=216 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
+//       492.264 us measured (35 TFLOP/s), 1.024 x as fast as the default
+//       the best of 30, 2 within noise of it, 2026-11-30 10:02:53 UTC
+//   decode-bf16-b32-h32x8-q1-k8192-d128
+//       with block_n=16 num_warps=2 min_blocks_per_sm=3 smem_bytes=40960
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       127.114 us measured (34 TFLOP/s), 1.375 x as fast as the default
-//       the best of 41, 4 within noise of it, 2026-11-30 07:48:07 UTC
-//   decode-bf16-b32-h64x8-q1-k8192-d64-page64
-//       with min_blocks_per_sm=2
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
-//       125.632 us measured (34 TFLOP/s), 1.036 x as fast as the default
-//       the best of 49, 5 within noise of it, 2026-11-30 09:40:11 UTC
+//       241.212 us measured (18 TFLOP/s), 1.082 x as fast as the default
+//       the best of 39, 3 within noise of it, 2026-11-30 07:43:22 UTC
+//   decode-bf16-b32-h64x8-q1-k8192-d64
+//       with block_n=16 num_stages=6 q_in_registers=false smem_bytes=100352
+//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
+//       125.492 us measured (34 TFLOP/s), 1.155 x as fast as the default
+//       the best of 37, 1 within noise of it, 2026-11-30 07:44:46 UTC
+//   decode-bf16-b64-h32x8-q1-k4096-d128
+//       with block_n=16 num_warps=1 min_blocks_per_sm=4 smem_bytes=40960
+//       launched with pieces=64 last_block_merges=false prefetch_tiles=1 trigger_tiles=0
+//       241.816 us measured (18 TFLOP/s), 1.059 x as fast as the default
+//       the best of 39, 3 within noise of it, 2026-11-30 07:43:32 UTC
+//   decode-bf16-b64-h64x8-q1-k4096-d64
+//       with block_n=16 num_warps=2 q_in_registers=false min_blocks_per_sm=2 smem_bytes=36864
+//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       123.188 us measured (35 TFLOP/s), 1.058 x as fast as the default
+//       the best of 36, 2 within noise of it, 2026-11-30 07:45:07 UTC
+//   decode-bf16-b64-h64x8-q1-k4096-d64-sinks
+//       with block_n=16 num_warps=2 q_in_registers=false smem_bytes=36864
+//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       123.222 us measured (35 TFLOP/s), 1.068 x as fast as the default
+//       the best of 41, 2 within noise of it, 2026-11-30 10:02:40 UTC
+//   decode-bf16-b1-h64x8-q1-k65536-d128
+//       with q_in_registers=false smem_bytes=135168
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
+//       63.815 us measured (34 TFLOP/s), 1.006 x as fast as the default
+//       the best of 42, 1 within noise of it, 2026-11-30 10:00:00 UTC
+//   decode-bf16-b16-h32x32-q1-k8192-d128
+//       with block_n=16 num_warps=2 q_in_registers=false min_blocks_per_sm=4 cluster_merges=true smem_bytes=40960
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       481.648 us measured (4 TFLOP/s), 1.014 x as fast as the default
+//       the best of 39, 5 within noise of it, 2026-11-30 07:43:12 UTC
+//   decode-bf16-b1-h64x8-q1-k65536-d64
+//       with num_warps=8
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
+//       34.0068 us measured (32 TFLOP/s), 1.000 x as fast as the default
+//       the best of 1, 0 within noise of it, 2026-11-30 09:39:42 UTC
+//   decode-bf16-b1-h64x8-q1-k65536-d64-sinks
+//       with num_warps=8
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
+//       34.0443 us measured (32 TFLOP/s), 1.000 x as fast as the default
+//       the best of 39, 0 within noise of it, 2026-11-30 10:02:20 UTC
+//   decode-bf16-b8-h32x8-q1-k8192-d128
+//       with block_n=16 num_warps=8 q_in_registers=false cluster_merges=true smem_bytes=135168
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       61.953 us measured (17 TFLOP/s), 1.010 x as fast as the default
+//       the best of 62, 3 within noise of it, 2026-11-30 07:41:01 UTC
+//   decode-bf16-b8-h64x8-q1-k8192-d64
+//       with num_warps=8 cluster_merges=true
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
+//       32.7497 us measured (33 TFLOP/s), 1.024 x as fast as the default
+//       the best of 82, 2 within noise of it, 2026-11-30 07:42:09 UTC
+//   decode-bf16-b8-h64x8-q1-k8192-d64-sinks
+//       with num_warps=8 cluster_merges=true
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
+//       32.8228 us measured (33 TFLOP/s), 1.032 x as fast as the default
+//       the best of 39, 1 within noise of it, 2026-11-30 10:02:29 UTC
+//   decode-bf16-b1-h64x8-q1-k4096-d128
+//       with block_n=16 q_in_registers=false smem_bytes=69632
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       8.30236 us measured (16 TFLOP/s), 1.251 x as fast as the default
+//       the best of 43, 5 within noise of it, 2026-11-30 09:59:46 UTC
+//   decode-bf16-b1-h32x8-q1-k4096-d128
+//       with block_n=16 q_in_registers=false cluster_merges=true smem_bytes=69632
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       7.60927 us measured (9 TFLOP/s), 1.310 x as fast as the default
+//       the best of 83, 2 within noise of it, 2026-11-30 07:40:41 UTC
+//   decode-bf16-b1-h64x8-q1-k4096-d64
+//       with block_n=16 q_in_registers=false min_blocks_per_sm=2 cluster_merges=true smem_bytes=36864
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
+//       5.64341 us measured (12 TFLOP/s), 1.245 x as fast as the default
+//       the best of 84, 2 within noise of it, 2026-11-30 07:41:27 UTC
+//   decode-bf16-b1-h64x8-q1-k4096-d64-sinks
+//       with block_n=16 q_in_registers=false cluster_merges=true smem_bytes=36864
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
+//       5.7739 us measured (12 TFLOP/s), 1.247 x as fast as the default
+//       the best of 40, 2 within noise of it, 2026-11-30 10:02:11 UTC
+//   decode-bf16-b1-h32x8-q1-k1024-d128
+//       with block_n=16 q_in_registers=false cluster_merges=true smem_bytes=69632
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       5.14073 us measured (3 TFLOP/s), 1.109 x as fast as the default
+//       the best of 39, 4 within noise of it, 2026-11-30 09:59:41 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -379,17 +472,17 @@ DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents
 using Element = bf16;
 using KvElement = bf16;
 
-constexpr int HEAD_DIM = 64;
-constexpr int HEAD_DIM_V = 64;
+constexpr int HEAD_DIM = 128;
+constexpr int HEAD_DIM_V = 128;
 constexpr int BLOCK_M = 16;
 constexpr int BLOCK_HEADS_KV = 1;
-constexpr int BLOCK_N = 16;
+constexpr int BLOCK_N = 32;
 constexpr int NUM_WARPS = 4;
 constexpr int NUM_STAGES = 2;
 constexpr bool Q_IN_REGISTERS = true;
 constexpr int L2_PREFETCH = 128;
-constexpr int MIN_BLOCKS_PER_SM = 3;
-constexpr int SMEM_BYTES = 36864;
+constexpr int MIN_BLOCKS_PER_SM = 1;
+constexpr int SMEM_BYTES = 131072;
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILES_M = BLOCK_M / 16, TILES_N = BLOCK_N / 8;
 constexpr int STEPS_OF_HEAD = ceil_div(HEAD_DIM, 16), TILES_OF_HEAD = round_up(HEAD_DIM_V, 16) / 8;
@@ -739,61 +832,33 @@ template <int ROWS, int COLUMNS, int PREFETCH> struct WarpLoader {
         }
     }
 };
-// Keys and values in pages: key j of a sequence is slot j % page_size of the page that its table names at j / page_size.
-// Table entries of keys that do not exist are not read.
+// Keys and values that stand in order: key j of a sequence is row j of its part of the cache.
 struct KvRows {
     using KLoader = WarpLoader<BLOCK_N, K_COLUMNS, L2_PREFETCH>;
     using VLoader = WarpLoader<BLOCK_N, V_COLUMNS, L2_PREFETCH>;
-    const KvElement *k, *v;  // this lane's chunks of slot 0 of page 0
-    const int* table;
-    i64 k_page_stride, v_page_stride, k_stride, v_stride;
+    const KvElement *k, *v;  // this lane's chunks in the first pass over the next tile to load
+    i64 k_stride, v_stride;
     int begin, end;  // keys that exist
-    int page_size, page_shift;
-    u32 page_magic;
 
-    DEVICE KvRows(const Params& p, const Rows& rows, int first, int last, int)
-        : k(p.k + rows.head_kv * p.k_head_stride + KLoader::lane_element(p.k_head_stride, p.heads_kv - rows.head_kv)),
-          v(p.v + rows.head_kv * p.v_head_stride + VLoader::lane_element(p.v_head_stride, p.heads_kv - rows.head_kv)),
-          table(p.page_table + rows.batch * p.page_table_stride), k_page_stride(p.k_batch_stride), v_page_stride(p.v_batch_stride),
-          k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last), page_size(p.page_size),
-          page_shift(p.page_shift), page_magic(p.page_magic) {}
+    DEVICE KvRows(const Params& p, const Rows& rows, int first, int last, int first_key)
+        : k(p.k + rows.batch * p.k_batch_stride + rows.head_kv * p.k_head_stride + (first_key + KLoader::lane_row()) * p.k_row_stride
+            + KLoader::lane_element(p.k_head_stride, p.heads_kv - rows.head_kv)),
+          v(p.v + rows.batch * p.v_batch_stride + rows.head_kv * p.v_head_stride + (first_key + VLoader::lane_row()) * p.v_row_stride
+            + VLoader::lane_element(p.v_head_stride, p.heads_kv - rows.head_kv)),
+          k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last) {}
 
-    static constexpr int ENTRIES = ceil_div(BLOCK_N, WARP_SIZE);
-    // Lane l holds page and slot of rows l, l + 32, ... of a tile.
-    struct Place { int page[ENTRIES], slot[ENTRIES]; };
+    // What must be known of a tile before it is loaded, asked for early: nothing here.
+    struct Place {};
+    DEVICE Place find(int) const { return {}; }
 
-    DEVICE Place find(int first_key) const {
-        Place place;
-#pragma unroll
-        for (int i = 0; i < ENTRIES; ++i) {
-            const int key = first_key + lane_id() + i * WARP_SIZE;
-            const int index = divide(key, page_magic, page_shift);
-            place.slot[i] = key - index * page_size;
-            place.page[i] = begin <= key && key < end ? table[index] : 0;
-        }
-        return place;
-    }
     // Starts copying a warp's next tile, which begins at `first_key`.
-    template <typename Tile> DEVICE void start_k(const Tile& tile, int first_key, const Place& at) const {
-        start<KLoader>(tile, k, k_page_stride, k_stride, first_key, at);
+    template <typename Tile> DEVICE void start_k(const Tile& tile, int first_key, Place) {
+        KLoader::start(tile, k, k_stride * KLoader::ROWS_PER_PASS, begin - first_key, end - first_key);
+        k += k_stride * (NUM_WARPS * BLOCK_N);
     }
-    template <typename Tile> DEVICE void start_v(const Tile& tile, int first_key, const Place& at) const {
-        start<VLoader>(tile, v, v_page_stride, v_stride, first_key, at);
-    }
-    template <typename Loader, typename Tile>
-    DEVICE void start(const Tile& tile, const KvElement* matrix, i64 page_stride, i64 stride, int first_key, const Place& at) const {
-        i64 offset[ENTRIES];
-#pragma unroll
-        for (int i = 0; i < ENTRIES; ++i) offset[i] = at.page[i] * page_stride + at.slot[i] * stride;
-        Loader::gather(tile, begin - first_key, end - first_key, [&](int row) {
-            i64 here = shuffle(offset[0], row);
-#pragma unroll
-            for (int i = 1; i < ENTRIES; ++i) {
-                const i64 other = shuffle(offset[i], row);
-                if (row >= i * WARP_SIZE) here = other;
-            }
-            return matrix + here;
-        });
+    template <typename Tile> DEVICE void start_v(const Tile& tile, int first_key, Place) {
+        VLoader::start(tile, v, v_stride * VLoader::ROWS_PER_PASS, begin - first_key, end - first_key);
+        v += v_stride * (NUM_WARPS * BLOCK_N);
     }
 };
 // The two products of attention, and what goes into and comes out of them, where K and V have the dtype of the queries.
@@ -870,13 +935,9 @@ DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int first, int 
 
 // What a finished row must be multiplied by.
 DEVICE float output_scale(const Params&, int) { return 1; }
-// Where a key stands that is prefetched: in a page of the cache, in the right one if its number does not change any more.
-struct KeyPlace { i64 batch, row; };  // page and slot
-DEVICE KeyPlace guess_place(const Params& p, int batch, int key) {
-    const int index = divide(key, p.page_magic, p.page_shift);
-    const int page = load_guess(p.page_table + batch * p.page_table_stride + index);
-    return {max_of(0, min_of(page, p.pages - 1)), key - index * p.page_size};
-}
+// Where a key stands that is prefetched: keys of a sequence stand in order.
+struct KeyPlace { i64 batch, row; };
+DEVICE KeyPlace guess_place(const Params&, int batch, int key) { return {batch, key}; }
 // While the kernel before this one ends and HBM is idle, a block has L2 fetch the keys and values that its warps load first. Lengths,
 // query_starts and numbers of pages may still be written by then, so that the piece is a guess: it lies in the cache whatever
 // stands there, and nothing but L2 gets to know of it.

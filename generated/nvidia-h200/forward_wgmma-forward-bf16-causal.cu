@@ -1,28 +1,159 @@
-// forward_wgmma for forward-bf16-d64-window on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// forward_wgmma for forward-bf16-d128-causal on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     num_warpgroups=1 block_heads=8 block_n=48 num_stages=3 q_stages=2 overlap=false ping_pong=false
-//            rescale_slack=8 integer_max=true min_blocks_per_sm=4 split_keys=false smem_bytes=53504
-// resources  forward_wgmma: 64 registers, 0 bytes spilled, 256 threads, 53504 bytes of shared memory
+// config     num_warpgroups=3 block_heads=1 block_n=80 num_stages=3 q_stages=1 overlap=true ping_pong=false
+//            rescale_slack=8 integer_max=true min_blocks_per_sm=1 split_keys=false smem_bytes=172224
+// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 172224 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b1-h64x8-q65536-k65536-d64-causal-left127-sinks --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=1 block_heads=8 block_n=48 num_stages=3 q_stages=2 overlap=false ping_pong=false rescale_slack=8 integer_max=true min_blocks_per_sm=4 split_keys=false smem_bytes=53504 longest_first=true head_group=4 persistent=true num_splits=1'
+// again      autotune source forward-bf16-b1-h32x8-q65536-k65536-d128-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=80 num_stages=3 q_stages=1 overlap=true ping_pong=false rescale_slack=8 integer_max=true min_blocks_per_sm=1 split_keys=false smem_bytes=172224 longest_first=true head_group=8 persistent=false num_splits=1'
 //
 // serves
-//   forward-bf16-b1-h64x8-q65536-k65536-d64-causal-left127-sinks
-//       launched with longest_first=true head_group=4 persistent=true num_splits=1
-//       521.528 us measured (263 TFLOP/s), 1.103 x as fast as the default
-//       the best of 23, 0 within noise of it, 2026-11-30 07:12:58 UTC
+//   forward-bf16-b1-h32x8-q65536-k65536-d128-causal
+//       launched with longest_first=true head_group=8 persistent=false num_splits=1
+//       47887.2 us measured (735 TFLOP/s), 1.109 x as fast as the default
+//       the best of 2, 0 within noise of it, 2026-11-30 09:58:05 UTC
+//   forward-bf16-b1-h32x8-q32768-k32768-d128-causal
+//       launched with longest_first=true head_group=8 persistent=false num_splits=1
+//       12342.7 us measured (713 TFLOP/s), 1.091 x as fast as the default
+//       the best of 22, 2 within noise of it, 2026-11-30 07:13:28 UTC
+//   forward-bf16-b1-h16x16-q16384-k16384-d128-causal
+//       launched with longest_first=true head_group=8 persistent=false num_splits=1
+//       1555.44 us measured (707 TFLOP/s), 1.081 x as fast as the default
+//       the best of 30, 2 within noise of it, 2026-11-30 07:11:20 UTC
 //
-// other winners; their sources differ in constants, `autotune source PROBLEM` prints them
-//   forward-bf16-b1-h64x8-q8192-k8192-d64-causal-left127-sinks
-//       with block_heads=4 overlap=true rescale_slack=-1 integer_max=false
+// other winners; their sources differ in numbers, `autotune source PROBLEM` prints them
+//   forward-bf16-b1-h64x8-q65536-k65536-d64-causal
+//       with block_n=128 num_stages=2 ping_pong=true integer_max=false smem_bytes=90304
+//       launched with longest_first=true head_group=4 persistent=false num_splits=1
+//       63262.8 us measured (556 TFLOP/s), 1.000 x as fast as the default
+//       the best of 12, 2 within noise of it, 2026-11-30 07:12:34 UTC
+//   forward-bf16-b1-h64x8-q65536-k65536-d64-causal-sinks
+//       with block_n=128 num_stages=2 ping_pong=true integer_max=false smem_bytes=90304
+//       launched with longest_first=true head_group=4 persistent=false num_splits=1
+//       63174.6 us measured (557 TFLOP/s), 1.000 x as fast as the default
+//       the best of 12, 3 within noise of it, 2026-11-30 07:12:48 UTC
+//   forward-bf16-b1-h32x8-q16384-k16384-d128-causal
+//       with block_heads=4 num_stages=2 q_stages=2 integer_max=false smem_bytes=180480
 //       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       67.9291 us measured (251 TFLOP/s), 1.089 x as fast as the default
-//       the best of 15, 1 within noise of it, 2026-11-30 07:14:06 UTC
-//   forward-bf16-b1-h64x8-q1024-k1024-d64-causal-left127-sinks
-//       with block_heads=4 num_stages=2 rescale_slack=-1 integer_max=false smem_bytes=41216
+//       2995.12 us measured (734 TFLOP/s), 1.118 x as fast as the default
+//       the best of 20, 0 within noise of it, 2026-11-30 07:13:24 UTC
+//   forward-bf16-b1-h32x32-q16384-k16384-d64-causal
+//       with block_n=128 num_stages=2 ping_pong=true integer_max=false smem_bytes=90304
+//       launched with longest_first=true head_group=4 persistent=false num_splits=1
+//       2037.62 us measured (540 TFLOP/s), 1.000 x as fast as the default
+//       the best of 23, 2 within noise of it, 2026-11-30 07:12:20 UTC
+//   forward-bf16-b1-h8x8-q16384-k16384-d256-causal
+//       with num_warpgroups=2 block_n=64 num_stages=2 integer_max=false smem_bytes=196800
+//       launched with longest_first=true head_group=4 persistent=false num_splits=1
+//       1526.85 us measured (720 TFLOP/s), 1.000 x as fast as the default
+//       the best of 27, 1 within noise of it, 2026-11-30 07:11:50 UTC
+//   forward-bf16-b1-h32x8-q2048-k32768-d128-causal
+//       with num_warpgroups=2 block_heads=2 block_n=176 num_stages=2 smem_bytes=213184
+//       launched with longest_first=true head_group=2 persistent=true num_splits=1
+//       1522.54 us measured (700 TFLOP/s), 1.061 x as fast as the default
+//       the best of 25, 1 within noise of it, 2026-11-30 07:11:16 UTC
+//   forward-bf16-b2-h16x16-q8192-k8192-d192-causal
+//       with num_warpgroups=2 block_n=64 integer_max=false smem_bytes=196800
+//       launched with longest_first=true head_group=4 persistent=false num_splits=1
+//       1204.29 us measured (685 TFLOP/s), 1.013 x as fast as the default
+//       the best of 22, 0 within noise of it, 2026-11-30 07:11:32 UTC
+//   forward-bf16-b2-h16x16-q8192-k8192-d160-causal
+//       with num_warpgroups=2 block_n=96 num_stages=2 smem_bytes=196800
+//       launched with longest_first=true head_group=2 persistent=true num_splits=1
+//       1061.07 us measured (648 TFLOP/s), 1.010 x as fast as the default
+//       the best of 22, 0 within noise of it, 2026-11-30 07:11:26 UTC
+//   forward-bf16-b2-h16x16-q8192-k8192-d192x128-causal
+//       with num_warpgroups=2 block_n=112 num_stages=2 integer_max=false smem_bytes=192704
+//       launched with longest_first=true head_group=2 persistent=true num_splits=1
+//       1004.64 us measured (684 TFLOP/s), 1.016 x as fast as the default
+//       the best of 22, 1 within noise of it, 2026-11-30 07:11:38 UTC
+//   forward-bf16-b1-h32x8-q8192-k8192-d128-causal
+//       with block_heads=4 num_stages=2 q_stages=2 integer_max=false smem_bytes=180480
+//       launched with longest_first=true head_group=16 persistent=true num_splits=1
+//       761.84 us measured (722 TFLOP/s), 1.149 x as fast as the default
+//       the best of 28, 2 within noise of it, 2026-11-30 07:11:12 UTC
+//   forward-bf16-b1-h64x8-q8192-k8192-d64-causal
+//       with block_heads=8 block_n=128 num_stages=2 ping_pong=true smem_bytes=90304
+//       launched with longest_first=true head_group=16 persistent=true num_splits=1
+//       993.12 us measured (554 TFLOP/s), 1.076 x as fast as the default
+//       the best of 22, 0 within noise of it, 2026-11-30 07:12:15 UTC
+//   forward-bf16-b1-h64x8-q8192-k8192-d64-causal-sinks
+//       with block_heads=8 block_n=128 num_stages=2 ping_pong=true smem_bytes=90304
+//       launched with longest_first=true head_group=16 persistent=true num_splits=1
+//       996.768 us measured (552 TFLOP/s), 1.079 x as fast as the default
+//       the best of 14, 0 within noise of it, 2026-11-30 07:13:51 UTC
+//   forward-bf16-b2-h16x16-q8192-k8192-d96-causal
+//       with block_n=96 num_stages=2 q_stages=2 ping_pong=true integer_max=false smem_bytes=196864
+//       launched with longest_first=true head_group=4 persistent=false num_splits=1
+//       693.328 us measured (595 TFLOP/s), 1.117 x as fast as the default
+//       the best of 22, 0 within noise of it, 2026-11-30 07:13:09 UTC
+//   forward-bf16-b2-h16x16-q8192-k8192-d80-causal
+//       with block_n=96 num_stages=2 q_stages=2 ping_pong=true integer_max=false smem_bytes=196864
+//       launched with longest_first=true head_group=4 persistent=false num_splits=1
+//       651.128 us measured (528 TFLOP/s), 1.129 x as fast as the default
+//       the best of 24, 2 within noise of it, 2026-11-30 07:13:03 UTC
+//   forward-bf16-b4-h16x16-q4096-k4096-d128-causal
+//       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 ping_pong=true smem_bytes=196864
+//       launched with longest_first=true head_group=32 persistent=true num_splits=1
+//       446.688 us measured (616 TFLOP/s), 1.099 x as fast as the default
+//       the best of 28, 0 within noise of it, 2026-11-30 07:11:07 UTC
+//   forward-bf16-b8-h16x16-q2048-k2048-d128-causal
+//       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 ping_pong=true smem_bytes=196864
+//       launched with longest_first=true head_group=32 persistent=true num_splits=1
+//       240.764 us measured (571 TFLOP/s), 1.203 x as fast as the default
+//       the best of 27, 0 within noise of it, 2026-11-30 07:11:05 UTC
+//   forward-bf16-b1-h32x8-q4096-k4096-d128-causal
+//       with block_heads=4 num_stages=2 q_stages=2 integer_max=false smem_bytes=180480
+//       launched with longest_first=true head_group=16 persistent=true num_splits=1
+//       206.211 us measured (667 TFLOP/s), 1.169 x as fast as the default
+//       the best of 20, 0 within noise of it, 2026-11-30 07:13:22 UTC
+//   forward-bf16-b2-h16x16-q8192-k8192-d32-causal
+//       with block_n=144 ping_pong=true smem_bytes=135360
+//       launched with longest_first=true head_group=32 persistent=true num_splits=1
+//       420.384 us measured (327 TFLOP/s), 1.058 x as fast as the default
+//       the best of 28, 0 within noise of it, 2026-11-30 07:11:56 UTC
+//   forward-bf16-b1-h128x128-q1024-k1024-d192x128-causal
+//       with num_warpgroups=2 block_n=64 q_stages=2 integer_max=false smem_bytes=221440
+//       launched with longest_first=true head_group=16 persistent=true num_splits=1
+//       93.5856 us measured (459 TFLOP/s), 1.343 x as fast as the default
+//       the best of 63, 0 within noise of it, 2026-11-30 09:58:40 UTC
+//   forward-bf16-b32-h16x16-q512-k512-d128-causal
+//       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 ping_pong=true smem_bytes=196864
+//       launched with longest_first=true head_group=32 persistent=true num_splits=1
+//       98.6944 us measured (349 TFLOP/s), 1.023 x as fast as the default
+//       the best of 22, 0 within noise of it, 2026-11-30 07:11:02 UTC
+//   forward-bf16-b32-h32x32-q512-k512-d64-causal
+//       with num_warpgroups=1 block_n=48 num_stages=2 q_stages=2 integer_max=false min_blocks_per_sm=4 smem_bytes=41216
+//       launched with longest_first=true head_group=4 persistent=true num_splits=1
+//       123.31 us measured (279 TFLOP/s), 1.137 x as fast as the default
+//       the best of 23, 1 within noise of it, 2026-11-30 07:12:07 UTC
+//   forward-bf16-b1-h32x8-q2048-k2048-d128-causal
+//       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 ping_pong=true smem_bytes=196864
+//       launched with longest_first=true head_group=32 persistent=true num_splits=1
+//       61.7504 us measured (557 TFLOP/s), 1.286 x as fast as the default
+//       the best of 17, 1 within noise of it, 2026-11-30 07:13:20 UTC
+//   forward-bf16-b1-h32x8-q1024-k1024-d128-causal
+//       with num_warpgroups=1 block_heads=4 num_stages=2 q_stages=2 integer_max=false min_blocks_per_sm=2
+//            smem_bytes=114944
 //       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       12.4156 us measured (162 TFLOP/s), 1.183 x as fast as the default
-//       the best of 15, 0 within noise of it, 2026-11-30 07:14:01 UTC
+//       20.578 us measured (418 TFLOP/s), 1.339 x as fast as the default
+//       the best of 14, 0 within noise of it, 2026-11-30 07:13:16 UTC
+//   forward-bf16-b1-h64x8-q1024-k1024-d64-causal-sinks
+//       with num_warpgroups=1 block_heads=8 block_n=48 num_stages=2 q_stages=2 integer_max=false min_blocks_per_sm=4
+//            smem_bytes=41216
+//       launched with longest_first=true head_group=4 persistent=true num_splits=1
+//       24.446 us measured (352 TFLOP/s), 1.343 x as fast as the default
+//       the best of 17, 0 within noise of it, 2026-11-30 07:13:47 UTC
+//   forward-bf16-b1-h32x32-q1024-k1024-d96-causal
+//       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 ping_pong=true smem_bytes=196864
+//       launched with longest_first=true head_group=16 persistent=true num_splits=1
+//       19.4403 us measured (332 TFLOP/s), 1.286 x as fast as the default
+//       the best of 65, 0 within noise of it, 2026-11-30 09:59:20 UTC
+//   forward-bf16-b16-h32x8-q128-k128-d128-causal
+//       with num_warpgroups=1 block_heads=4 block_n=48 q_stages=2 rescale_slack=-1 integer_max=false
+//            min_blocks_per_sm=2 smem_bytes=106752
+//       launched with longest_first=true head_group=1 persistent=true num_splits=1
+//       16.0077 us measured (135 TFLOP/s), 1.099 x as fast as the default
+//       the best of 22, 1 within noise of it, 2026-11-30 07:11:00 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -348,38 +479,13 @@ template <int PENDING, typename... Tiles> DEVICE void wgmma_wait(Tiles&... tiles
     (pin(tiles), ...);
 }
 
-// C (64 x 48) = or += A B^T, both K-major in shared memory.
-DEVICE void wgmma_qk(float (&c)[6][4], u64 a, u64 b, bool accumulate) {
+// C (64 x 80) = or += A B^T, both K-major in shared memory.
+DEVICE void wgmma_qk(float (&c)[10][4], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, "
-        "%4, %5, %6, %7, "
-        "%8, %9, %10, %11, "
-        "%12, %13, %14, %15, "
-        "%16, %17, %18, %19, "
-        "%20, %21, %22, %23"
-        "}, %24, %25, accumulate, 1, 1, 0, 0;\n"
-        "}\n"
-        :
-          "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
-          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
-          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
-          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3])
-        : "l"(a), "l"(b), "r"(int(accumulate)));
-}
-
-// C (64 x 64) = or += A B with A in registers and B MN-major in shared memory.
-DEVICE void wgmma_pv(float (&c)[8][4], const u32 (&a)[4], u64 b, bool accumulate) {
-    asm volatile(
-        "{\n"
-        ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "setp.ne.b32 accumulate, %42, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, "
         "%4, %5, %6, %7, "
         "%8, %9, %10, %11, "
@@ -387,8 +493,10 @@ DEVICE void wgmma_pv(float (&c)[8][4], const u32 (&a)[4], u64 b, bool accumulate
         "%16, %17, %18, %19, "
         "%20, %21, %22, %23, "
         "%24, %25, %26, %27, "
-        "%28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, accumulate, 1, 1, 1;\n"
+        "%28, %29, %30, %31, "
+        "%32, %33, %34, %35, "
+        "%36, %37, %38, %39"
+        "}, %40, %41, accumulate, 1, 1, 0, 0;\n"
         "}\n"
         :
           "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
@@ -398,7 +506,54 @@ DEVICE void wgmma_pv(float (&c)[8][4], const u32 (&a)[4], u64 b, bool accumulate
           "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
           "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
           "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
+          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
+          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
+          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3])
+        : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+// C (64 x 128) = or += A B with A in registers and B MN-major in shared memory.
+DEVICE void wgmma_pv(float (&c)[16][4], const u32 (&a)[4], u64 b, bool accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred accumulate;\n"
+        "setp.ne.b32 accumulate, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, "
+        "%4, %5, %6, %7, "
+        "%8, %9, %10, %11, "
+        "%12, %13, %14, %15, "
+        "%16, %17, %18, %19, "
+        "%20, %21, %22, %23, "
+        "%24, %25, %26, %27, "
+        "%28, %29, %30, %31, "
+        "%32, %33, %34, %35, "
+        "%36, %37, %38, %39, "
+        "%40, %41, %42, %43, "
+        "%44, %45, %46, %47, "
+        "%48, %49, %50, %51, "
+        "%52, %53, %54, %55, "
+        "%56, %57, %58, %59, "
+        "%60, %61, %62, %63"
+        "}, {%64, %65, %66, %67}, %68, accumulate, 1, 1, 1;\n"
+        "}\n"
+        :
+          "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
+          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
+          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
+          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
+          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
+          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
+          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
+          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
+          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
+          "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]),
+          "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]),
+          "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
+          "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
+          "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
+          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 // The way back of ldmatrix.cuh's load_a (sm_90): a 16 x 16 tile in the layout of A to rows [row, row + 16), columns
@@ -409,21 +564,21 @@ template <typename Tile> DEVICE void store_a(const Tile& tile, int lane, int row
 }
 using Element = bf16;
 
-constexpr int HEAD_DIM = 64;
-constexpr int HEAD_DIM_V = 64;
-constexpr int NUM_WARPGROUPS = 1;
-constexpr int BLOCK_HEADS = 8;
-constexpr int BLOCK_N = 48;
+constexpr int HEAD_DIM = 128;
+constexpr int HEAD_DIM_V = 128;
+constexpr int NUM_WARPGROUPS = 3;
+constexpr int BLOCK_HEADS = 1;
+constexpr int BLOCK_N = 80;
 constexpr int NUM_STAGES = 3;
-constexpr int Q_STAGES = 2;
-constexpr bool OVERLAP = false;
+constexpr int Q_STAGES = 1;
+constexpr bool OVERLAP = true;
 constexpr bool PING_PONG = false;
 constexpr int RESCALE_SLACK = 8;
 constexpr bool INTEGER_MAX = true;
-constexpr int MIN_BLOCKS_PER_SM = 4;
-constexpr int SMEM_BYTES = 53504;
+constexpr int MIN_BLOCKS_PER_SM = 1;
+constexpr int SMEM_BYTES = 172224;
 constexpr int LOADER_REGISTERS = 32;
-constexpr int REGISTERS = 96;
+constexpr int REGISTERS = 160;
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
 constexpr int THREADS = (1 + NUM_WARPGROUPS) * WARPGROUP_SIZE;
 constexpr int TILES_N = BLOCK_N / 8, TILES_V = HEAD_DIM_V / 8;
@@ -466,25 +621,21 @@ struct Params {
     int longest_first;
     u32* tickets;  // a counter, 0 between launches, from which blocks draw their work; null: each has its own
 };
-// A window, inclusive on both sides: row i sees key j iff i + offset - left <= j <= i + offset + right, with
-// offset = seqlen_k - seqlen_q. Lengths are at most 2^30 and bounds at most 2^30 - 2^16, which stands for
-// "unbounded", so that sums stay in 32 bits; causal is right = 0.
+// Bottom-right causal: row i sees key j iff j <= i + seqlen_k - seqlen_q.
 struct Mask {
-    int seqlen_k, offset, left, right;
+    int seqlen_k, offset;
     DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
-    DEVICE Mask(const Params& p, int queries, int keys)
-        : seqlen_k(keys), offset(keys - queries), left(p.window_left), right(p.window_right) {}
+    DEVICE Mask(const Params&, int queries, int keys) : seqlen_k(keys), offset(keys - queries) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
-    DEVICE int key_begin(int row_begin) const { return clamp(row_begin + offset - left); }
-    DEVICE int key_end(int row_end) const { return clamp(row_end + offset + right); }
+    DEVICE int key_begin(int row_begin) const { return 0; }
+    DEVICE int key_end(int row_end) const { return max_of(0, row_end + offset); }
     // Keys inside [shared_begin, shared_end) are seen by all of them.
-    DEVICE int shared_begin(int row_end) const { return clamp(row_end - 1 + offset - left); }
-    DEVICE int shared_end(int row_begin) const { return clamp(row_begin + 1 + offset + right); }
+    DEVICE int shared_begin(int row_end) const { return 0; }
+    DEVICE int shared_end(int row_begin) const { return max_of(0, row_begin + offset + 1); }
     // Row `row` sees keys [row_begin, row_end).
-    static constexpr bool HAS_ROW_BEGIN = true;
-    DEVICE int row_begin(int row) const { return row + offset - left; }
-    DEVICE int row_end(int row) const { return min_of(row + offset + right + 1, seqlen_k); }
-    DEVICE int clamp(int key) const { return min_of(max_of(key, 0), seqlen_k); }
+    static constexpr bool HAS_ROW_BEGIN = false;
+    DEVICE int row_begin(int row) const { return 0; }
+    DEVICE int row_end(int row) const { return row + offset + 1; }
 };
 // The key tiles that a block of query rows has to visit, from the last to the first. Tiles are counted from the
 // first key that some row sees; the last one ends with the last such key and shares with the one before it what does not fill a

@@ -1,46 +1,32 @@
-// forward_wgmma for forward-bf16-d64-causal on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// forward_wgmma for forward-bf16-d128 on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     num_warpgroups=3 block_heads=1 block_n=128 num_stages=2 q_stages=1 overlap=true ping_pong=true
-//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=90304
-// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 90304 bytes of shared memory
+// config     num_warpgroups=3 block_heads=1 block_n=80 num_stages=2 q_stages=1 overlap=true ping_pong=false
+//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=131264
+// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 131264 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b1-h64x8-q65536-k65536-d64-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=128 num_stages=2 q_stages=1 overlap=true ping_pong=true rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=90304 longest_first=true head_group=4 persistent=false num_splits=1'
+// again      autotune source forward-bf16-b1-h16x16-q16384-k16384-d128 --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=80 num_stages=2 q_stages=1 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=131264 longest_first=true head_group=1 persistent=true num_splits=1'
 //
 // serves
-//   forward-bf16-b1-h64x8-q65536-k65536-d64-causal
-//       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       63262.8 us measured (556 TFLOP/s), 1.000 x as fast as the default
-//       the best of 12, 2 within noise of it, 2026-11-30 07:12:34 UTC
-//   forward-bf16-b1-h64x8-q65536-k65536-d64-causal-sinks
-//       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       63174.6 us measured (557 TFLOP/s), 1.000 x as fast as the default
-//       the best of 12, 3 within noise of it, 2026-11-30 07:12:48 UTC
-//   forward-bf16-b1-h32x32-q16384-k16384-d64-causal
-//       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       2037.62 us measured (540 TFLOP/s), 1.000 x as fast as the default
-//       the best of 23, 2 within noise of it, 2026-11-30 07:12:20 UTC
+//   forward-bf16-b1-h16x16-q16384-k16384-d128
+//       launched with longest_first=true head_group=1 persistent=true num_splits=1
+//       3090.82 us measured (711 TFLOP/s), 1.080 x as fast as the default
+//       the best of 28, 2 within noise of it, 2026-11-30 07:10:54 UTC
+//   forward-bf16-b4-h16x16-q4096-k4096-d128
+//       launched with longest_first=true head_group=1 persistent=true num_splits=1
+//       787.12 us measured (698 TFLOP/s), 1.086 x as fast as the default
+//       the best of 26, 1 within noise of it, 2026-11-30 07:10:51 UTC
 //
-// other winners; their sources differ in constants, `autotune source PROBLEM` prints them
-//   forward-bf16-b1-h64x8-q8192-k8192-d64-causal
-//       with block_heads=8 integer_max=true
-//       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       993.12 us measured (554 TFLOP/s), 1.076 x as fast as the default
-//       the best of 22, 0 within noise of it, 2026-11-30 07:12:15 UTC
-//   forward-bf16-b1-h64x8-q8192-k8192-d64-causal-sinks
-//       with block_heads=8 integer_max=true
-//       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       996.768 us measured (552 TFLOP/s), 1.079 x as fast as the default
-//       the best of 14, 0 within noise of it, 2026-11-30 07:13:51 UTC
-//   forward-bf16-b32-h32x32-q512-k512-d64-causal
-//       with num_warpgroups=1 block_n=48 q_stages=2 ping_pong=false min_blocks_per_sm=4 smem_bytes=41216
-//       launched with longest_first=true head_group=4 persistent=true num_splits=1
-//       123.31 us measured (279 TFLOP/s), 1.137 x as fast as the default
-//       the best of 23, 1 within noise of it, 2026-11-30 07:12:07 UTC
-//   forward-bf16-b1-h64x8-q1024-k1024-d64-causal-sinks
-//       with num_warpgroups=1 block_heads=8 block_n=48 q_stages=2 ping_pong=false min_blocks_per_sm=4 smem_bytes=41216
-//       launched with longest_first=true head_group=4 persistent=true num_splits=1
-//       24.446 us measured (352 TFLOP/s), 1.343 x as fast as the default
-//       the best of 17, 0 within noise of it, 2026-11-30 07:13:47 UTC
+// other winners; their sources differ in numbers, `autotune source PROBLEM` prints them
+//   forward-bf16-b1-h32x32-q16384-k16384-d64
+//       with block_n=128 num_stages=4 smem_bytes=155904
+//       launched with longest_first=true head_group=1 persistent=false num_splits=1
+//       3953.87 us measured (556 TFLOP/s), 1.005 x as fast as the default
+//       the best of 23, 1 within noise of it, 2026-11-30 07:12:02 UTC
+//   forward-bf16-b1-h8x8-q16384-k16384-d256
+//       with num_warpgroups=2 block_n=64 smem_bytes=196800
+//       launched with longest_first=true head_group=4 persistent=false num_splits=1
+//       2996.69 us measured (734 TFLOP/s), 1.000 x as fast as the default
+//       the best of 25, 3 within noise of it, 2026-11-30 07:11:44 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -366,12 +352,45 @@ template <int PENDING, typename... Tiles> DEVICE void wgmma_wait(Tiles&... tiles
     (pin(tiles), ...);
 }
 
-// C (64 x 128) = or += A B^T, both K-major in shared memory.
-DEVICE void wgmma_qk(float (&c)[16][4], u64 a, u64 b, bool accumulate) {
+// C (64 x 80) = or += A B^T, both K-major in shared memory.
+DEVICE void wgmma_qk(float (&c)[10][4], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %66, 0;\n"
+        "setp.ne.b32 accumulate, %42, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, "
+        "%4, %5, %6, %7, "
+        "%8, %9, %10, %11, "
+        "%12, %13, %14, %15, "
+        "%16, %17, %18, %19, "
+        "%20, %21, %22, %23, "
+        "%24, %25, %26, %27, "
+        "%28, %29, %30, %31, "
+        "%32, %33, %34, %35, "
+        "%36, %37, %38, %39"
+        "}, %40, %41, accumulate, 1, 1, 0, 0;\n"
+        "}\n"
+        :
+          "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
+          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
+          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
+          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
+          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
+          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
+          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
+          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
+          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3])
+        : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+// C (64 x 128) = or += A B with A in registers and B MN-major in shared memory.
+DEVICE void wgmma_pv(float (&c)[16][4], const u32 (&a)[4], u64 b, bool accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred accumulate;\n"
+        "setp.ne.b32 accumulate, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, "
         "%4, %5, %6, %7, "
@@ -389,7 +408,7 @@ DEVICE void wgmma_qk(float (&c)[16][4], u64 a, u64 b, bool accumulate) {
         "%52, %53, %54, %55, "
         "%56, %57, %58, %59, "
         "%60, %61, %62, %63"
-        "}, %64, %65, accumulate, 1, 1, 0, 0;\n"
+        "}, {%64, %65, %66, %67}, %68, accumulate, 1, 1, 1;\n"
         "}\n"
         :
           "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
@@ -408,35 +427,6 @@ DEVICE void wgmma_qk(float (&c)[16][4], u64 a, u64 b, bool accumulate) {
           "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
           "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
           "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
-        : "l"(a), "l"(b), "r"(int(accumulate)));
-}
-
-// C (64 x 64) = or += A B with A in registers and B MN-major in shared memory.
-DEVICE void wgmma_pv(float (&c)[8][4], const u32 (&a)[4], u64 b, bool accumulate) {
-    asm volatile(
-        "{\n"
-        ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, "
-        "%4, %5, %6, %7, "
-        "%8, %9, %10, %11, "
-        "%12, %13, %14, %15, "
-        "%16, %17, %18, %19, "
-        "%20, %21, %22, %23, "
-        "%24, %25, %26, %27, "
-        "%28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, accumulate, 1, 1, 1;\n"
-        "}\n"
-        :
-          "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
-          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
-          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
-          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
-          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 // The way back of ldmatrix.cuh's load_a (sm_90): a 16 x 16 tile in the layout of A to rows [row, row + 16), columns
@@ -447,19 +437,19 @@ template <typename Tile> DEVICE void store_a(const Tile& tile, int lane, int row
 }
 using Element = bf16;
 
-constexpr int HEAD_DIM = 64;
-constexpr int HEAD_DIM_V = 64;
+constexpr int HEAD_DIM = 128;
+constexpr int HEAD_DIM_V = 128;
 constexpr int NUM_WARPGROUPS = 3;
 constexpr int BLOCK_HEADS = 1;
-constexpr int BLOCK_N = 128;
+constexpr int BLOCK_N = 80;
 constexpr int NUM_STAGES = 2;
 constexpr int Q_STAGES = 1;
 constexpr bool OVERLAP = true;
-constexpr bool PING_PONG = true;
+constexpr bool PING_PONG = false;
 constexpr int RESCALE_SLACK = 8;
 constexpr bool INTEGER_MAX = false;
 constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 90304;
+constexpr int SMEM_BYTES = 131264;
 constexpr int LOADER_REGISTERS = 32;
 constexpr int REGISTERS = 160;
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
@@ -504,21 +494,21 @@ struct Params {
     int longest_first;
     u32* tickets;  // a counter, 0 between launches, from which blocks draw their work; null: each has its own
 };
-// Bottom-right causal: row i sees key j iff j <= i + seqlen_k - seqlen_q.
+// Every query sees every key.
 struct Mask {
-    int seqlen_k, offset;
+    int seqlen_k;
     DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
-    DEVICE Mask(const Params&, int queries, int keys) : seqlen_k(keys), offset(keys - queries) {}
+    DEVICE Mask(const Params&, int, int keys) : seqlen_k(keys) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
     DEVICE int key_begin(int row_begin) const { return 0; }
-    DEVICE int key_end(int row_end) const { return max_of(0, row_end + offset); }
+    DEVICE int key_end(int row_end) const { return seqlen_k; }
     // Keys inside [shared_begin, shared_end) are seen by all of them.
     DEVICE int shared_begin(int row_end) const { return 0; }
-    DEVICE int shared_end(int row_begin) const { return max_of(0, row_begin + offset + 1); }
+    DEVICE int shared_end(int row_begin) const { return seqlen_k; }
     // Row `row` sees keys [row_begin, row_end).
     static constexpr bool HAS_ROW_BEGIN = false;
     DEVICE int row_begin(int row) const { return 0; }
-    DEVICE int row_end(int row) const { return row + offset + 1; }
+    DEVICE int row_end(int row) const { return seqlen_k; }
 };
 // The key tiles that a block of query rows has to visit, from the last to the first. Tiles are counted from the
 // first key that some row sees; the last one ends with the last such key and shares with the one before it what does not fill a
