@@ -71,8 +71,8 @@ class Match:
         A record of another cubin and another source is "stale", or "other_toolkit" if that is because NVRTC differs.
         """
         record = self.record
-        if record is None or record.evidence == "predicted":
-            return self
+        if record is None or record.evidence == "predicted" or record.problem.static != self.problem.static:
+            return self  # nothing is recorded that the binary could be compared with
         evidence = "measured" if record.is_of(binary) else \
             "stale" if _minor(binary.nvrtc) == _minor(record.nvrtc) else "other_toolkit"
         change = SLOWDOWN_OF_EVIDENCE[evidence] - SLOWDOWN_OF_EVIDENCE[self.evidence]
@@ -222,7 +222,7 @@ class _Table:
         """A match for each record near enough whose config is legal here, and no worse than a default for sizes like these."""
         for record in records:
             representative = record.problem.simplified().bucketed()
-            if representative.static != problem.static:
+            if representative.static.in_bf16 != problem.static.in_bf16:
                 continue
             steps = 0.0 if representative == problem else distance(representative, problem, self.gpu.sms)
             kernel = KERNELS[record.config.kernel]
@@ -243,10 +243,19 @@ class _Table:
             config = default_config(problem, self.gpu)
         except ConfigError as error:
             raise NoKernelError(str(error)) from None
-        like = [record for record in view.records if record.speedup and record.problem.static == problem.static]
-        nearest = min(like, key=lambda record: distance(record.problem, problem, self.gpu.sms), default=None)
+        like = [record for record in view.records if record.speedup and record.problem.static.in_bf16 == problem.static.in_bf16]
+        like.sort(key=lambda record: distance(record.problem, problem, self.gpu.sms))
+        nearest = next((record for record in like if record.default_config == _default_of(record, self.gpu)), None)
         slowdown = max(1.0, nearest.speedup) if nearest else 1 + SLOWDOWN_OF_DEFAULT
         return Match(config, "default", "predicted", problem, self.gpu, None, 0.0, slowdown)
+
+
+def _default_of(record: Record, gpu: Gpu) -> Config | None:
+    """The default of a record's problem as it is today; records keep the one that they were compared with."""
+    try:
+        return default_config(record.problem, gpu)
+    except ConfigError:
+        return None
 
 
 def _rank(match: Match) -> tuple:
@@ -270,7 +279,7 @@ def _features(problem: Problem, sms: int) -> tuple[float, ...]:
     return (0.5 * log2(min(rows, sms * 128 * 8)),  # blocks: below 8 waves of 128 rows the last wave counts
             0.5 * log2(problem.seqlen_q), 0.5 * log2(keys),
             0.25 * log2(problem.group), *(0.25 * width for width in windows),
-            0.25 * log2(problem.page_size), 0.1 * problem.sinks)
+            0.25 * log2(problem.page_size), 0.1 * problem.sinks, 0.1 * (problem.dtype == "fp16"))
 
 
 def _minor(version: str) -> str:

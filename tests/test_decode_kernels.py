@@ -144,8 +144,9 @@ def test_a_search_has_what_may_be_fastest_and_only_blocks_that_stand_alone_where
 
 
 @pytest.mark.parametrize("text, pieces", [
-    ("decode-bf16-b1-h64x8-q1-k65536-d64", 132), ("decode-bf16-b64-h64x8-q1-k4096-d64", 792),
-    ("decode-bf16-b32-h64x8-q1-k8192-d64-page16", 396), ("decode-bf16-b128-h64x8-q1-k8192-d64", 1056)])
+    ("decode-bf16-b1-h64x8-q1-k65536-d64", 132), ("decode-bf16-b64-h64x8-q1-k4096-d64", 512),
+    ("decode-bf16-b32-h64x8-q1-k8192-d64-page16", 396), ("decode-bf16-b128-h64x8-q1-k8192-d64", 512),
+    ("decode-bf16-b64-h64x8-q1-k8192-d64-left127-page16", 132)])
 def test_by_default_sequences_of_one_length_are_split_only_where_they_leave_sms_idle(text, pieces):
     problem = Problem.parse(text)
     config = KERNEL.default(problem, GPU)
@@ -157,6 +158,18 @@ def test_by_default_sequences_of_one_length_are_split_only_where_they_leave_sms_
     else:  # cut on the device
         lengths = np.full(problem.batch, problem.seqlen_k)
         assert pieces_on_device(problem, config, 1, lengths, 0) == (unsplit, 0)
+
+
+@pytest.mark.parametrize("text, shape, early", [
+    ("b4-h64x8-q1-k4096-d64-left127", (16, 8, True), (0, 8)), ("b64-h64x8-q1-k4096-d64-left127-page16", (16, 2, True), (0, 8)),
+    ("b1-h32x8-q1-k4096-d128", (16, 4, False), (1, 2)), ("b1-h32x8-q1-k8192-d128-left4095-page16", (16, 4, False), (1, 2)),
+    ("b1-h32x8-q1-k16384-d128", (32, 4, True), (2, 2)), ("b1-h32x8-q1-k4096-d128-kve4m3", (32, 4, True), (2, 2)),
+    ("b1-h64x8-q1-k65536-d64", (32, 8, True), (2, 2)), ("b8-h16x8-q1-k8192-d256", (16, 4, False), (4, 4)),
+    ("b32-h32x8-q1-k4096-d128-page16", (16, 4, True), (1, 0)), ("b256-h32x8-q1-k1024-d128-page16", (16, 4, True), (0, 0))])
+def test_defaults_suit_the_keys_that_a_block_has(text, shape, early):
+    config = KERNEL.default(Problem.parse(f"decode-bf16-{text}"), GPU)
+    assert tuple(config[name] for name in ("block_n", "num_warps", "q_in_registers")) == shape
+    assert (config["prefetch_tiles"], config["trigger_tiles"]) == early
 
 
 def test_predictions_prefer_more_bytes_in_flight_and_fewer_launches():

@@ -236,7 +236,7 @@ def test_what_is_prefetched_changes_nothing(text):
 
 
 def test_prefetches_come_with_dependent_launches_only():
-    problem = Problem.parse("decode-bf16-b1-h32x8-q1-k4096-d64")
+    problem = Problem.parse("decode-bf16-b1-h32x8-q1-k16384-d64")
     early = KERNEL.default(problem, H200)
     assert early["block_n"] == 32 and early["prefetch_tiles"] == early["trigger_tiles"] == 2
     assert early["pieces"] == 132 and early["min_blocks_per_sm"] == 2

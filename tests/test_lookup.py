@@ -105,8 +105,23 @@ def test_near(db):
     assert "q8192" in match.why and f"autotune tune --problem {match.problem}" in match.why
 
 
+def test_bf16_and_fp16_serve_each_other(db):
+    half = Problem.parse(PROBLEM.text.replace("bf16", "fp16"))
+    db(record())
+    match = lookup(half, H200)
+    assert (match.tier, match.config, match.evidence) == ("near", LEGAL[0], "measured") and 1 < match.slowdown < 1.01
+    assert f"{PROBLEM}, 0.1 steps away" in match.why
+    assert match.confirmed(SimpleNamespace(sha256="b" * 64, nvrtc="13.0.88")) is match  # another dtype's binary says nothing
+    db(record(dataclasses.replace(half, seqlen_q=7000, seqlen_k=7000), config=LEGAL[1]))
+    assert lookup(half, H200).config == LEGAL[0]  # as like as another length
+    db(record(half, config=LEGAL[2]))
+    assert (lookup(half, H200).tier, lookup(half, H200).config) == ("exact", LEGAL[2])
+    assert lookup(PROBLEM, H200).config == LEGAL[0]
+    assert lookup("forward-fp32-b1-h32x8-q8192-k8192-d128-causal", H200).tier == "default"
+
+
 @pytest.mark.parametrize("other", [
-    "forward-fp16-b1-h32x8-q8192-k8192-d128-causal", "forward-bf16-b1-h32x8-q8192-k8192-d64-causal",
+    "forward-bf16-b1-h32x8-q8192-k8192-d64-causal",
     "forward-bf16-b1-h32x8-q8192-k8192-d128", "forward-bf16-b1-h32x8-q8192-k8192-d128-causal-left127",
     "forward-bf16-b1-h32x8-q64-k64-d128-causal"])
 def test_another_static_part_or_one_too_far_is_not_near(db, other):
@@ -117,9 +132,11 @@ def test_another_static_part_or_one_too_far_is_not_near(db, other):
     assert "autotune tune --problem" in match.why and match.slowdown >= 1.0
 
 
-def test_the_default_is_as_slow_as_it_was_on_like_problems(db):
-    db(record())
-    assert lookup("forward-bf16-b1-h32x8-q64-k64-d128-causal", H200).slowdown == pytest.approx(1.25)
+@pytest.mark.parametrize("compared_with, slowdown", [
+    (kernels.default_config(PROBLEM, H200), 1.25), (LEGAL[-1], 1.1)], ids=["today's default", "an earlier default"])
+def test_the_default_is_as_slow_as_it_was_on_like_problems(db, compared_with, slowdown):
+    db(record(default_config=compared_with))
+    assert lookup("forward-bf16-b1-h32x8-q64-k64-d128-causal", H200).slowdown == pytest.approx(slowdown)
 
 
 def test_same_arch(db):

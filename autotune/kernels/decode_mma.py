@@ -10,6 +10,7 @@ from ..gpu import Gpu
 from ..problem import DTYPE_BYTES, Problem, Static
 from .base import WARP_SIZE, Step, resident_blocks
 from .decode import DECODE_FIELDS, MAX_CLUSTER, DecodeKernel, row_tiles, rows_of, unsplit_pieces
+from .decode_defaults import early_tiles, is_short, pieces, skeletons, stands_alone
 from .limits import registers_available, registers_exceeded, shared_memory_exceeded, threads_exceeded
 
 PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
@@ -109,20 +110,6 @@ def paired(problem: Problem) -> bool:
     return whole_fragments(problem) and key_bytes(problem) < L2_LINE_BYTES and problem.heads_kv > 1 and rows_of(problem) <= 8
 
 
-def stands_alone(problem: Problem, unsplit: int, gpu: Gpu) -> bool:
-    """Whether blocks should fill an SM's shared memory. One that has an SM for itself stands as evenly as the kernel before it
-    did; where several find room, those of one round come to stand unevenly in some graphs (33.7 us, or 36 to 40: D64, batch 1,
-    64k), which costs more than it gains from 512 KB a block on."""
-    return gpu.arch >= 90 and unsplit <= gpu.sms and problem.cache_bytes >= ALONE_BYTES * gpu.sms
-
-
-# Defaults by block_n, num_warps, num_stages and min_blocks_per_sm: the first that is legal. Where 16 rows leave registers for
-# them, 32 keys a tile are as fast as 16 or faster: 34.1 against 36.8 us (D64, batch 1, 64k), but not in pages (132 against 129,
-# batch 32). Two heads side by side leave no registers for 32 keys.
-NARROW = ((16, 4, 2, 2), (16, 2, 3, 2), (16, 4, 2, 1), (16, 2, 2, 1), (16, 1, 2, 1))
-WIDE = ((32, 4, 2, 2), (32, 4, 2, 1), *NARROW)
-ALONE, ALONE_BYTES = ((32, 8, 2, 1), (16, 8, 4, 1)), 512 * 1024
-
 NO_CONSTANTS = ("DEPENDENT_LAUNCH", "CLUSTER_MERGES")  # before sm_90 the source must not name their instructions
 
 
@@ -195,27 +182,19 @@ class DecodeMma(DecodeKernel):
 
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """As many bytes in flight as an SM can hold with room to spare (notes on Little's law: 25 KB are the least for an
-        H200, 40 KB good), and room for a second block beside it, of the next kernel. One piece for each SM was best on an H200
-        for batches of 1 to 8 and 4k to 32k keys. Where unsplit pieces alone are more, half as many again: sequences of one
-        length stay whole (123 us, in 8 pieces for each SM 130: D64, batch 64, 4k; 128 and 173 in pages), longer ones are split.
-        Over pages the next kernel is not let in early: 123 against 134 us."""
+        H200, 40 KB good), and room for a second block beside it, of the next kernel."""
         block_m = 16 if rows_of(problem) <= 16 or problem.head_dim_v > 128 or problem.kv_dtype == "e4m3" else 32
         heads = 2 if paired(problem) else 1
         dependent, unsplit = gpu.arch >= 90, unsplit_pieces(problem, block_m // heads, heads)
-        one_round = unsplit <= 2 * gpu.sms  # then all blocks end together, and HBM would be idle meanwhile
-        alone = stands_alone(problem, unsplit, gpu)
-        crowded_pages = problem.kv == "paged" and not alone
         narrow = block_m > 16 or heads > 1 or problem.head_dim_v > 128
-        skeletons = NARROW if narrow or crowded_pages else WIDE
-        if alone:
-            skeletons = (ALONE[1:] if narrow else ALONE) + skeletons
-        for block_n, num_warps, num_stages, blocks in skeletons:
-            early = 0 if not dependent else 64 // block_n if one_round and not crowded_pages else 1
+        short = is_short(problem, unsplit, gpu)
+        for block_n, num_warps, num_stages, blocks in skeletons(problem, unsplit, narrow, gpu):
+            prefetch_tiles, trigger_tiles = early_tiles(problem, unsplit, block_n, gpu) if dependent else (0, 0)
             values = dict(block_m=block_m, block_heads_kv=heads, block_n=block_n, num_warps=num_warps, num_stages=num_stages,
-                          q_in_registers=block_m == 16 and problem.head_dim + problem.head_dim_v <= 384,
+                          q_in_registers=block_m == 16 and problem.head_dim + problem.head_dim_v <= 384 and not short,
                           l2_prefetch=128, min_blocks_per_sm=blocks, dependent_launch=dependent, cluster_merges=False,
-                          pieces=self.nearest("pieces", gpu.sms if unsplit <= gpu.sms else 1.5 * unsplit),
-                          prefetch_tiles=early, trigger_tiles=0 if crowded_pages else early, last_block_merges=True)
+                          pieces=self.nearest("pieces", pieces(problem, unsplit, gpu)), last_block_merges=True,
+                          prefetch_tiles=prefetch_tiles, trigger_tiles=trigger_tiles)
             config = self.config(problem.static, values)
             if self.illegal(problem.static, config, gpu) is None:
                 break

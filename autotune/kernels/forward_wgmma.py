@@ -8,8 +8,7 @@ from typing import Callable, Mapping
 from ..config import Config, Parameter, Value
 from ..gpu import Gpu
 from ..problem import Problem, Static
-from ..sequences import visible_pairs
-from . import splits
+from . import splits, wgmma_defaults
 from .base import Field, Map, Step, resident_blocks
 from .forward import FORWARD_FIELDS, TENSORS, ForwardKernel
 from .forward_mma import PANEL
@@ -174,38 +173,10 @@ class ForwardWgmma(ForwardKernel):
         return Map("q", *unit), Map("k", keys, PANEL), Map("v", keys, PANEL), Map("out", *unit)
 
     def default(self, problem: Problem, gpu: Gpu) -> Config:
-        """The tile of FlashAttention-3 and -4 for Hopper (hopper/tile_size.h, flash_attn/cute/interface.py): D to 64
-        192 x 128, D to 128 128 x 128, D to 192 128 x 96 (theirs is 112 without a window), above 128 x 64 (theirs, 80, spills).
-
-        Where a query sees few keys, beginnings and ends of blocks count: an H200 takes half to a quarter of the time if blocks
-        go round and load the next queries early, and under a window if the heads of a group share a block. The same holds for
-        packed sequences, and blocks of fewer queries leave fewer rows idle at their ends."""
-        head_dim = max(problem.head_dim, problem.head_dim_v)
-        pairs, rows = (sum(of_each) for of_each in zip(*((visible_pairs(*lengths, problem.window_left, problem.window_right),
-                                                          lengths[0]) for lengths in problem.sequences or ((0, 0),))))
-        few_keys = pairs < 1024 * rows
-        values = dict(num_warpgroups=2, block_heads=1, block_n=128 if head_dim <= 128 else 96 if head_dim <= 192 else 64,
-                      num_stages=2, q_stages=1, overlap=not few_keys, ping_pong=not few_keys and head_dim <= 128, rescale_slack=8,
-                      integer_max=False, min_blocks_per_sm=1,
-                      longest_first=True, head_group=4, persistent=few_keys)
-        if few_keys:
-            values.update(q_stages=2 if head_dim <= 128 else 1)
-            if problem.mask == "window":
-                values.update(num_warpgroups=3 if head_dim <= 64 else 2, block_n=80 if head_dim <= 128 else 64,
-                              block_heads=next(heads for heads in (8, 4, 2, 1) if heads <= problem.group))
-        elif head_dim <= 64:
-            values.update(num_warpgroups=3, block_n=112 if problem.softcap else 128)  # with 128, tanh spills
-        elif head_dim <= 128:
-            values.update(num_stages=3)
-        if problem.packed:
-            values.update(persistent=True)
-            if head_dim > 192:  # what more would be live spills
-                values.update(block_heads=1, overlap=False)
-            elif problem.mask != "window":
-                values.update(block_heads=next(heads for heads in (4, 2, 1) if problem.group % heads == 0))
-            if values["num_warpgroups"] == 3:
-                values.update(block_n=min(values["block_n"], 96 if problem.softcap else 112))
+        values = wgmma_defaults.values(problem, gpu)
         num_splits = splits.filling(self, problem, self.config(problem.static, values), gpu)
+        if num_splits > 1:
+            values.update(head_group=splits.HEAD_GROUP)
         return self.config(problem.static, {**values, "split_keys": num_splits > 1, "num_splits": num_splits})
 
     def adapted(self, problem: Problem, config: Config, gpu: Gpu) -> Config | None:

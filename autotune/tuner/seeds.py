@@ -25,7 +25,7 @@ def seeds(kernel: Kernel, problem: Problem, gpu: Gpu, space: Sequence[Config], r
     """Configs to try first, in order: winners of `records`, the default (always), and `count` predicted ones. Those that are
     not in `space` are for the search to drop."""
     default = kernel.default(problem, gpu)
-    near = sorted((r for r in records if r.problem.static == problem.static and r.config.kernel == kernel.name),
+    near = sorted((r for r in records if r.problem.static.in_bf16 == problem.static.in_bf16 and r.config.kernel == kernel.name),
                   key=lambda r: (distance(r.problem, problem, gpu.sms), r.problem.text))
     winners = [kernel.adapted(problem, record.config, gpu) or record.config for record in near]
     winners = list(dict.fromkeys(winners))[:NEIGHBOURS]

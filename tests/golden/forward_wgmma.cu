@@ -322,13 +322,13 @@ template <int PENDING, typename... Tiles> DEVICE void wgmma_wait(Tiles&... tiles
     (pin(tiles), ...);
 }
 
-// C (64 x 128) = or += A B^T, both K-major in shared memory.
-DEVICE void wgmma_qk(float (&c)[16][4], u64 a, u64 b, bool accumulate) {
+// C (64 x 80) = or += A B^T, both K-major in shared memory.
+DEVICE void wgmma_qk(float (&c)[10][4], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "setp.ne.b32 accumulate, %42, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {"
         "%0, %1, %2, %3, "
         "%4, %5, %6, %7, "
         "%8, %9, %10, %11, "
@@ -338,14 +338,8 @@ DEVICE void wgmma_qk(float (&c)[16][4], u64 a, u64 b, bool accumulate) {
         "%24, %25, %26, %27, "
         "%28, %29, %30, %31, "
         "%32, %33, %34, %35, "
-        "%36, %37, %38, %39, "
-        "%40, %41, %42, %43, "
-        "%44, %45, %46, %47, "
-        "%48, %49, %50, %51, "
-        "%52, %53, %54, %55, "
-        "%56, %57, %58, %59, "
-        "%60, %61, %62, %63"
-        "}, %64, %65, accumulate, 1, 1, 0, 0;\n"
+        "%36, %37, %38, %39"
+        "}, %40, %41, accumulate, 1, 1, 0, 0;\n"
         "}\n"
         :
           "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
@@ -357,13 +351,7 @@ DEVICE void wgmma_qk(float (&c)[16][4], u64 a, u64 b, bool accumulate) {
           "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
           "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
           "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
-          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
-          "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]),
-          "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]),
-          "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
-          "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
-          "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
-          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
+          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3])
         : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -421,19 +409,19 @@ using Element = fp16;
 
 constexpr int HEAD_DIM = 128;
 constexpr int HEAD_DIM_V = 128;
-constexpr int NUM_WARPGROUPS = 2;
-constexpr int BLOCK_HEADS = 1;
-constexpr int BLOCK_N = 128;
-constexpr int NUM_STAGES = 3;
-constexpr int Q_STAGES = 1;
+constexpr int NUM_WARPGROUPS = 3;
+constexpr int BLOCK_HEADS = 2;
+constexpr int BLOCK_N = 80;
+constexpr int NUM_STAGES = 2;
+constexpr int Q_STAGES = 2;
 constexpr bool OVERLAP = true;
-constexpr bool PING_PONG = true;
+constexpr bool PING_PONG = false;
 constexpr int RESCALE_SLACK = 8;
 constexpr bool INTEGER_MAX = false;
 constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 229568;
-constexpr int LOADER_REGISTERS = 40;
-constexpr int REGISTERS = 232;
+constexpr int SMEM_BYTES = 180480;
+constexpr int LOADER_REGISTERS = 32;
+constexpr int REGISTERS = 160;
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
 constexpr int THREADS = (1 + NUM_WARPGROUPS) * WARPGROUP_SIZE;
 constexpr int TILES_N = BLOCK_N / 8, TILES_V = HEAD_DIM_V / 8;
