@@ -32,7 +32,9 @@ def values(problem: Problem, gpu: Gpu) -> dict[str, Value]:
                                                          lengths[0]) for lengths in problem.sequences or ((0, 0),))))
     alike = 1 if problem.packed else problem.batch
     filling = alike * queries * problem.heads_q / (GROUP_ROWS * gpu.sms)  # groups of a block that leave a block for each SM
-    if pairs < FEW_KEYS * queries:
+    if problem.page_size:
+        chosen = over_pages(problem, head_dim, pairs < FEW_KEYS * queries)
+    elif pairs < FEW_KEYS * queries:
         chosen = few(problem, head_dim, max(1, int(filling)))
     else:
         chosen = many(problem, head_dim, filling, pairs < MANY_KEYS * queries)
@@ -72,6 +74,21 @@ def few(problem: Problem, head_dim: int, most_groups: int) -> dict[str, Value]:
     if head_dim <= 192:
         return dict(ROUND, num_warpgroups=min(groups, 2), block_heads=heads, num_stages=3 if problem.head_dim_v <= 128 else 2)
     return dict(ROUND, num_warpgroups=1, block_heads=heads)
+
+
+def over_pages(problem: Problem, head_dim: int, few_keys: bool) -> dict[str, Value]:
+    """Tiles that pages of 16 to 128 keys divide, as one instruction copies what a tile and a page have in common: 310 against 383
+    us with 80 keys (D128, pages of 64)."""
+    chosen = dict(PLAIN, block_heads=shared_heads(problem), overlap=not few_keys, ping_pong=not few_keys and head_dim <= 128,
+                  q_stages=2 if few_keys and head_dim <= 128 else 1,
+                  block_n=128 if head_dim <= 128 else 96 if head_dim <= 192 else 64)
+    if few_keys and problem.mask == "window":
+        chosen.update(num_warpgroups=3 if head_dim <= 64 else 2, block_n=80 if head_dim <= 128 else 64)
+    elif not few_keys and head_dim <= 64:
+        chosen.update(num_warpgroups=3)
+    elif not few_keys and head_dim <= 128:
+        chosen.update(num_stages=3)
+    return chosen
 
 
 def wide_tiles(problem: Problem) -> dict[str, Value]:
