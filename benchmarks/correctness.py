@@ -36,6 +36,7 @@ SIMULATED_GPU = "nvidia-h200"  # whose kernels the simulator runs
 SECONDS = 150.0
 CONFIGS = 2
 JUDGES = 4  # processes on the GPU: their launches are short, and the host is what they wait for
+LISTED = 30  # cases in the result file
 SAY_EVERY_S = 5.0
 FEW_KINDS = ("mixed", "masked_nan")  # `mixed` has needles, random, large and equal logits by turns of 64 rows
 HUGE_BYTES = 2e9  # arrays of this size are checked with one kind of inputs
@@ -134,7 +135,7 @@ class Report:
     def __init__(self):
         self.began = time.monotonic()
         self.expected = 0  # problems, if they are known
-        self.cases: dict[str, dict[str, float | str]] = defaultdict(dict)  # case -> digest of config -> ratio, or what is wrong
+        self.cases: list[tuple[float, str, str]] = []  # (ratio, case, digest of config) of those that are right
         self.configs: dict[str, str] = {}
         self.failures: list[str] = []
         self.refused: Counter[str] = Counter()  # of random configs that the compiler made nothing of
@@ -164,10 +165,10 @@ class Report:
             if verdict.ok:
                 self.worst = max(self.worst, verdict.worst_ratio)
                 self.by_kernel[config.kernel][1] = max(self.by_kernel[config.kernel][1], verdict.worst_ratio)
+                self.cases.append((round(verdict.worst_ratio, 3), str(unit.case), config.digest))
             else:
                 self.failures.append(f"{unit.case}: {config}: {verdict.message}")
                 print(f"WRONG  {self.failures[-1]}", file=sys.stderr, flush=True)
-            self.cases[str(unit.case)][config.digest] = round(verdict.worst_ratio, 3) if verdict.ok else verdict.message
 
     def end(self, unit: Unit) -> None:
         with self._lock:
@@ -185,7 +186,7 @@ class Report:
         return {"cases": self.count, "failed": len(self.failures), "worst_ratio": round(self.worst, 3)}
 
     def text(self, gpu: Gpu, options: argparse.Namespace, listed: dict) -> str:
-        """The result file. Random cases are many, and made again by their seed: only counts are kept of them."""
+        """The result file. Cases are many, and made again by their seed: those nearest to what is allowed are listed."""
         facts: dict[str, object] = {"summary": self.summary(), "gpu": gpu.name}
         if not options.simulate:
             from autotune.conditions import conditions
@@ -203,12 +204,14 @@ class Report:
             facts["problems_left_out"] = self.expected - self.ended
         facts["failures"] = self.failures
         text = yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, width=1000)
-        if options.random:
-            return text
-        configs = dict(sorted(self.configs.items(), key=lambda item: item[1]))
-        rows = {"ratio_of_error_to_allowed_error": dict(sorted(self.cases.items()))}
-        return text + yaml.safe_dump({"config": configs}, sort_keys=False, default_flow_style=False, width=1000) + \
-            yaml.safe_dump(rows, sort_keys=False, default_flow_style=None, width=10000)
+        nearest = sorted(self.cases, reverse=True)[:LISTED]
+        rows: dict[str, dict[str, float]] = defaultdict(dict)
+        for ratio, case, digest in nearest:
+            rows[case][digest] = ratio
+        configs = {digest: self.configs[digest] for *_, digest in nearest if digest in self.configs}
+        return text + yaml.safe_dump({"nearest_to_the_allowed_error": dict(rows)}, sort_keys=False, default_flow_style=None,
+                                     width=10000) + yaml.safe_dump({"config": configs}, sort_keys=False,
+                                                                   default_flow_style=False, width=1000)
 
 
 def command() -> str:

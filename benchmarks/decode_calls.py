@@ -37,7 +37,7 @@ def check_calls(report: Report, problems: Sequence[Problem], mixed: Sequence[Pro
         if not verdict.ok:
             report.failures.append(f"call of {problem} ({inputs.kind}): {verdict.message}")
             print(f"WRONG  {report.failures[-1]}", file=sys.stderr, flush=True)
-        report.cases[f"call of {problem}"][inputs.kind] = round(verdict.worst_ratio, 3) if verdict.ok else verdict.message
+        report.cases += [(round(verdict.worst_ratio, 3), f"call of {problem}", inputs.kind)] if verdict.ok else []
         pool = cupy.get_default_memory_pool()
         if pool.total_bytes() > POOL_BYTES:
             pool.free_all_blocks()
