@@ -1,8 +1,8 @@
 """Writes ``generated/``: for each kind of problem in a database the source that serves it, with a header for its readers.
 
 One file for each kernel and kind of problem (`Static.kind`), ``<gpu>/<kernel>-<kind>.cu``: the winner of the largest problem. Its
-header names the winners of the others, whose sources differ in numbers: head dims, tiles, shapes of instructions; `autotune
-source PROBLEM` prints those. The folder is a function of templates/ and the database: `check` says where it is not. Needs
+header names the winners of the others; their sources differ in head dims and in what their configs say, and `autotune source
+PROBLEM` prints them. The folder is a function of templates/ and the database: `check` says where it is not. Needs
 NVRTC, for the resources in the headers, and no GPU.
 """
 
@@ -108,7 +108,7 @@ def _source(records: list[Record]) -> str:
         lines += [f"  {record.problem}", *(f"      {line}" for line in _served(kernel, record))]
     others = [record for record in records if record not in mine]
     if others:
-        lines += ["", "other winners; their sources differ in numbers, `autotune source PROBLEM` prints them"]
+        lines += ["", "other winners, whose sources `autotune source PROBLEM` prints"]
     for record in others:
         changed = {name: value for name, value in kernel.compile_key(record.config) if value != first.config[name]}
         lines += [f"  {record.problem}", *_wrapped("      with ", _line(changed)),

@@ -102,7 +102,10 @@ def _launched(call: CacheCall, scale, return_lse: bool) -> tuple:
     device, stream, capturing = call.device, library.stream(call.device), arrays.is_capturing
     pointers = q_pointer, k_pointer, v_pointer, out_pointer, lse_pointer, sink_pointer
 
+    ahead = None
     if few is not None:
+        if many is not None:  # before the decode kernel: what fills it must have ended when the forward kernel begins
+            ahead = many.counter(library, q, device, stream, capturing, beside=True)
         lse0 = heads_q * rows
         if call.packed:
             q0 = o0 = lse0 = 0
@@ -116,10 +119,9 @@ def _launched(call: CacheCall, scale, return_lse: bool) -> tuple:
             starts = library.pointer(steps)
         where = packed.Pages(starts, call.lengths, call.table, call.table_stride, pages, 0 if few is None else MAX_QUERIES + 1)
         launch = (library, q, device, stream, capturing, call.batch, outer * rows, call.capacity,
-                  (*pointers, 0, q1, q2, k0, k1, k2, v0, v1, v2, 0, o1, o2), scale, sink_dtype, call.slopes, where,
-                  few is not None)
+                  (*pointers, 0, q1, q2, k0, k1, k2, v0, v1, v2, 0, o1, o2), scale, sink_dtype, call.slopes, where)
         try:
-            many.run(*launch)
+            many.run(*launch, ahead)
         except Unmappable:
             plans.without_maps(many, device, capturing(stream)).run(*launch)
     if out is not None and target is not out:

@@ -264,7 +264,8 @@ def _rank(match: Match) -> tuple:
 
 
 def distance(a: Problem, b: Problem, sms: int) -> float:
-    """How unlike two problems of one static part are, in steps; one step is a doubling of both lengths. A metric."""
+    """How unlike two problems of one static part, or of two that differ in which 16 bits they take, are, in steps; one step is a
+    doubling of both lengths. A metric."""
     return sum(abs(x - y) for x, y in zip(_features(a, sms), _features(b, sms)))
 
 

@@ -120,19 +120,25 @@ class PackedPlan:
 
     def run(self, library, like, device: int, stream: int, capturing: Callable[[int], bool], batch: int, seqlen_q: int,
             seqlen_k: int, arrays: tuple, scale: float, sink_dtype: int, slopes: tuple, sequences: Lengths | Pages,
-            following: bool = False) -> None:
-        """Launches on `stream`, with the sizes and arrays that `Binding` names. Tickets come from `library`, for `like`'s device.
-        `following`: right after a decode kernel of the same call, which has waited for all that ran before.
-        Raises `tensormap.Unmappable` for arrays that this plan's kernel cannot take in place; `plans.without_maps` has the plan
-        that can."""
-        counter = self._idle
-        if self._draws:
-            pointer, keep = tickets.take(library, like, device, stream, 1, capturing(stream), following)
-            counter = pointer,
+            ahead: tuple | None = None) -> None:
+        """Launches on `stream`, with the sizes and arrays that `Binding` names. A counter comes from `library`, for `like`'s
+        device; or it is `ahead`, which `counter` gave before a decode kernel of the same call was launched, right before this:
+        that kernel waits for all that ran before. Raises `tensormap.Unmappable` for arrays that this plan's kernel cannot take in
+        place; `plans.without_maps` has the plan that can."""
+        counter, keep = ahead or self.counter(library, like, device, stream, capturing)
         grid, values = self._fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes, counter, sequences)
         if grid:
-            (self._following if following else self._launch)(grid, stream, self._packer, values)
+            (self._following if ahead else self._launch)(grid, stream, self._packer, values)
         self.calls += 1
+
+    def counter(self, library, like, device: int, stream: int, capturing: Callable[[int], bool],
+                beside: bool = False) -> tuple[tuple, object]:
+        """(what a launch draws its work from, what must live until it has been enqueued). `beside`: for a launch that may run
+        beside the one before it."""
+        if not self._draws:
+            return self._idle, None
+        pointer, keep = tickets.take(library, like, device, stream, 1, capturing(stream), beside)
+        return (pointer,), keep
 
 
 def runner(problem: Problem, config, binary, device: int) -> Callable:

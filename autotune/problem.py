@@ -60,7 +60,8 @@ class Static:
 
     @cached_property
     def kind(self) -> str:
-        """`text` without head dims, for example ``forward-bf16-causal``: sources of one kind differ in numbers only."""
+        """`text` without head dims, for example ``forward-bf16-causal``: sources of one kind differ in numbers, and where a
+        config chooses text."""
         before, after = self._features
         return "-".join(before + after)
 

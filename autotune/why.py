@@ -7,12 +7,12 @@ from .lookup import RADIUS, Match, ranking
 
 TIERS = {
     "exact": "a record of this problem's bucket of sizes on this GPU",
-    "near": "a record of another problem on this GPU, with the same dtype, head dims and mask",
+    "near": "a record of another problem on this GPU, with the same head dims and mask, and the same dtype or another of 16 bits",
     "same_arch": "a record of another GPU of the same architecture",
     "default": "no record helps, so this is the default of the first kernel that can serve it",
 }
 EVIDENCE = {
-    "measured": "timed on the GPU, and the config compiles to the same machine code today",
+    "measured": "timed on the GPU",
     "stale": "timed with an older version of the kernel: today's source compiles to other machine code",
     "other_toolkit": "timed with another version of NVRTC than the one here",
     "predicted": "never timed: an estimate from what the compiler said, or no record at all",
@@ -44,7 +44,10 @@ def _cuts(match: Match) -> list[str]:
 
 def lines(match: Match) -> list[tuple[str, str]]:
     """(name, text) for each thing to know about `match`, most telling first."""
-    rows = [("tier", f"{match.tier}: {TIERS[match.tier]}"), ("evidence", f"{match.evidence}: {EVIDENCE[match.evidence]}")]
+    evidence = EVIDENCE[match.evidence]
+    if match.evidence == "measured" and match.record.problem.static == match.problem.static:
+        evidence += ", and the config compiles to the same machine code today"
+    rows = [("tier", f"{match.tier}: {TIERS[match.tier]}"), ("evidence", f"{match.evidence}: {evidence}")]
     if match.record:
         rows.append(("distance", f"{match.distance:.2f} steps, each a doubling of both lengths; records beyond {RADIUS:g} "
                                  "do not count"))

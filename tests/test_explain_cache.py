@@ -19,7 +19,7 @@ def test_a_decode_step_names_kernel_match_splits_and_copies(gpu):
     arrays, cache = paged(pages=4000)
     text = str(autotune.explain_with_kvcache(*arrays, **cache))
     assert "problem  decode-bf16-b2-h8x2-q1-k32000-d64-page16" in text and "kernel   decode_mma: tensor cores" in text
-    assert "tier     default" in text and "autotune tune --problem decode-bf16" in text and "copies   none" in text
+    assert "tier     near" in text and "autotune tune --problem decode-bf16" in text and "copies   none" in text
     assert "splits   keys of each sequence are cut on the device by the lengths that stand there, at most" in text
     assert "the last block of a sequence to arrive merges the pieces" in text and "refused" not in text
     assert "are cut into 3, " in str(autotune.explain_with_kvcache(*arrays, **cache, num_splits=3))

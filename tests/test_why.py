@@ -56,7 +56,7 @@ def test_decode_says_how_keys_are_cut():
     full, lengths = [text for name, text in lines if name == "splits"]
     assert full.startswith("full sequences: keys of each sequence are cut into 16, 128 blocks in all; the last block")
     assert "with cache_seqlens: keys of each sequence are cut on the device" in lengths
-    problem = Problem.parse("decode-bf16-b1024-h32x8-q1-k64-d128-page16")
+    problem = Problem.parse("decode-bf16-b1024-h32x8-q1-k32-d128-page16")
     config = KERNELS["decode_mma"].default(problem, GPU)
     said = dict(why.lines(Match(config, "default", "predicted", problem, GPU)))
     assert said["splits"].startswith("keys are not cut: 8192 blocks")

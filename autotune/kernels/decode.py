@@ -154,8 +154,8 @@ class DecodeKernel(Kernel):
         """A function of (batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype, num_splits, page_size, scale_strides, v_scale,
         pages, followed) that gives the `Launches` for problems with those sizes that are like `problem` otherwise. `uniform`:
         every sequence has seqlen_q queries and seqlen_k keys; else that many at most, and the device reads how many. 0 splits
-        are the config's choice, and nothing of 0 pages is prefetched. `followed`: a kernel that takes SMs over one by one comes
-        next."""
+        are the config's choice, and nothing of 0 pages is prefetched. `followed`: a forward kernel of the same call comes next,
+        which may take SMs over one by one."""
         heads_q, heads_kv, group = problem.heads_q, problem.heads_kv, problem.group
         block_rows, tile, least = self.block_rows(config), self.tile_keys(config), self.least_tiles(config)
         block_heads, pieces, combines = self.block_heads_kv(config), config["pieces"], not config["last_block_merges"]
@@ -180,7 +180,7 @@ class DecodeKernel(Kernel):
                 tiles = min(tiles, (left + seqlen_q) // tile + 2)
             splits = min(num_splits, tiles) if num_splits else tiles // least
             if uniform and not num_splits:
-                splits = min(splits, pieces // (batch * unsplit))
+                splits = min(splits, pieces // max(batch * unsplit, 1))
             splits = max(1, min(splits, most_splits))
             cluster = 1
             if uniform and most_cluster > 1:

@@ -43,9 +43,10 @@ def is_short(problem: Problem, unsplit: int, gpu: Gpu) -> bool:
 
 
 def pieces(problem: Problem, unsplit: int, gpu: Gpu) -> float:
-    """One for each SM, which was best on an H200 for batches of 1 to 8 and 4k to 32k keys. Where unsplit pieces alone are more,
-    half as many again, so that sequences of one length stay whole and longer ones are split; but no more than 4 for each SM, as
-    blocks that turn out to have no piece take time too (4096 in place of 2560: 383 against 315 us, 2048 pieces of 1k keys)."""
+    """One for each SM, which was best on an H200 for batches of 1 to 8 and 4k to 32k keys, and where there is little to split.
+    Where unsplit pieces alone are more, half as many again, so that sequences of one length stay whole and longer ones are split;
+    but no more than 4 for each SM, as blocks that turn out to have no piece take time too (4160 in place of 2560: 383 against
+    315 us, 2048 pieces of 1k keys)."""
     return gpu.sms if unsplit <= gpu.sms or visible(problem) <= TINY_KEYS else min(1.5 * unsplit, 4 * gpu.sms)
 
 

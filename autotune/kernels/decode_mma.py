@@ -106,8 +106,9 @@ def key_bytes(of: Problem | Static) -> int:
 
 
 def paired(problem: Problem) -> bool:
-    """Whether two key/value heads make a line of L2 full that one does not, and their rows fit a tile of 16."""
-    return whole_fragments(problem) and key_bytes(problem) < L2_LINE_BYTES and problem.heads_kv > 1 and rows_of(problem) <= 8
+    """Whether two key/value heads make a line of L2 full that one does not, and fit a tile of 16 rows and the registers."""
+    fit = rows_of(problem) <= 8 and max(problem.head_dim, problem.head_dim_v) <= 128
+    return fit and whole_fragments(problem) and key_bytes(problem) < L2_LINE_BYTES and problem.heads_kv > 1
 
 
 NO_CONSTANTS = ("DEPENDENT_LAUNCH", "CLUSTER_MERGES")  # before sm_90 the source must not name their instructions

@@ -125,8 +125,8 @@ class ForwardMma(ForwardKernel):
             tile.update(block_n=48)
         elif problem.mask != "window" and head_dim <= 64 and plain:
             tile.update(block_m=128, block_n=128)
-        elif problem.mask == "full" and head_dim <= 128 and plain:
-            tile.update(block_m=128)
+        elif problem.mask == "full" and head_dim <= 128 and plain:  # what else it would take spills, 48 to 64 bytes
+            tile.update(block_m=128, block_n=48 if head_dim > 80 else 64, rescale_slack=8 if head_dim > 112 else -1)
         elif head_dim > 128 and gpu.arch == 80:
             tile.update(block_m=128, num_warps=8)
         if gpu.arch < 80:

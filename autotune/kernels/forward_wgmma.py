@@ -176,7 +176,7 @@ class ForwardWgmma(ForwardKernel):
         values = wgmma_defaults.values(problem, gpu)
         num_splits = splits.filling(self, problem, self.config(problem.static, values), gpu)
         if num_splits > 1:
-            values.update(head_group=splits.HEAD_GROUP)
+            values.update(head_group=splits.HEAD_GROUP, min_blocks_per_sm=1)  # the loader of splits takes more registers
         return self.config(problem.static, {**values, "split_keys": num_splits > 1, "num_splits": num_splits})
 
     def adapted(self, problem: Problem, config: Config, gpu: Gpu) -> Config | None:

@@ -30,8 +30,8 @@ def values(problem: Problem, gpu: Gpu) -> dict[str, Value]:
     head_dim = max(problem.head_dim, problem.head_dim_v)
     pairs, queries = (sum(of_each) for of_each in zip(*((visible_pairs(*lengths, problem.window_left, problem.window_right),
                                                          lengths[0]) for lengths in problem.sequences or ((0, 0),))))
-    alike = 1 if problem.packed else problem.batch
-    filling = alike * queries * problem.heads_q / (GROUP_ROWS * gpu.sms)  # groups of a block that leave a block for each SM
+    queries_of_all = queries * problem.batch / len(problem.sequences or (0,))
+    filling = queries_of_all * problem.heads_q / (GROUP_ROWS * gpu.sms)  # groups of a block that leave a block for each SM
     if problem.page_size:
         chosen = over_pages(problem, head_dim, pairs < FEW_KEYS * queries)
     elif pairs < FEW_KEYS * queries:
@@ -77,8 +77,8 @@ def few(problem: Problem, head_dim: int, most_groups: int) -> dict[str, Value]:
 
 
 def over_pages(problem: Problem, head_dim: int, few_keys: bool) -> dict[str, Value]:
-    """Tiles that pages of 16 to 128 keys divide, as one instruction copies what a tile and a page have in common: 310 against 383
-    us with 80 keys (D128, pages of 64)."""
+    """Tiles of 128 keys where registers allow it: one instruction copies what a page and a tile have in common, and with 80 keys
+    pages of 64 come in parts of 16 (383 us against 310: D128, chunks of 1k of 8k)."""
     chosen = dict(PLAIN, block_heads=shared_heads(problem), overlap=not few_keys, ping_pong=not few_keys and head_dim <= 128,
                   q_stages=2 if few_keys and head_dim <= 128 else 1,
                   block_n=128 if head_dim <= 128 else 96 if head_dim <= 192 else 64)

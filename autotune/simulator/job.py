@@ -78,8 +78,8 @@ def simulate(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray, 
 
 def launch(source: str, steps: Sequence[Step], memory: Memory, params: bytes, seed: int = 0,
            timeout_s: float = TIMEOUT_S, beside: bool = False) -> Simulation:
-    """Runs the steps of any host source, all with the same `params`, the bytes of its struct Params. `beside`: kernels that
-    have no array in common with these still run and must have ended before a block of these ends.
+    """Runs the steps of any host source, all with the same `params`, the bytes of its struct Params. `beside`: kernels
+    that write nothing that these read or write still run, and must have ended before a block of these ends.
 
     Writable arrays of `memory` receive what it wrote. Raises `CompileError`, `CompilerMissing`.
     """

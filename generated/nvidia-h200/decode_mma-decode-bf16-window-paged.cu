@@ -13,7 +13,7 @@
 //       126.132 us measured (17 TFLOP/s), 1.004 x as fast as the default
 //       the best of 43, 3 within noise of it, 2026-11-30 10:01:22 UTC
 //
-// other winners; their sources differ in numbers, `autotune source PROBLEM` prints them
+// other winners, whose sources `autotune source PROBLEM` prints
 //   decode-bf16-b32-h32x16-q1-k8192-d128-left1023-page16
 //       with num_warps=2 min_blocks_per_sm=1 smem_bytes=40960
 //       launched with pieces=792 last_block_merges=true prefetch_tiles=1 trigger_tiles=4
@@ -353,7 +353,7 @@ DEVICE u32 take_ticket(u32* counter, u32 last) {
 }
 // Programmatic dependent launch (sm_90): a kernel may be put in place while those before it in the stream still run.
 
-// Waits until the kernels before this one have ended and all that they wrote is visible here: nothing of global memory is
+// Waits until the kernels before this one have ended and all that they wrote is visible here: nothing that they touch is
 // touched before. Every block waits before it ends, so that this kernel's end means the end of those before it too.
 DEVICE void wait_for_dependencies() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // The same, when these have been computed: ptxas would wait first, and put off until then whatever does not depend on it.

@@ -13,7 +13,7 @@
 //       120.148 us measured (18 TFLOP/s), 1.028 x as fast as the default
 //       the best of 47, 2 within noise of it, 2026-11-30 10:01:09 UTC
 //
-// other winners; their sources differ in numbers, `autotune source PROBLEM` prints them
+// other winners, whose sources `autotune source PROBLEM` prints
 //   decode-bf16-b32-h32x32-q1-k4096-d96-left2046
 //       with block_m=32 num_warps=1 num_stages=6 q_in_registers=true min_blocks_per_sm=2 cluster_merges=true
 //            smem_bytes=49152
@@ -369,7 +369,7 @@ DEVICE u32 take_ticket(u32* counter, u32 last) {
 }
 // Programmatic dependent launch (sm_90): a kernel may be put in place while those before it in the stream still run.
 
-// Waits until the kernels before this one have ended and all that they wrote is visible here: nothing of global memory is
+// Waits until the kernels before this one have ended and all that they wrote is visible here: nothing that they touch is
 // touched before. Every block waits before it ends, so that this kernel's end means the end of those before it too.
 DEVICE void wait_for_dependencies() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // The same, when these have been computed: ptxas would wait first, and put off until then whatever does not depend on it.

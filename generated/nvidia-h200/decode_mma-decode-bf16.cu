@@ -25,7 +25,7 @@
 //       33.4194 us measured (16 TFLOP/s), 1.000 x as fast as the default
 //       the best of 63, 2 within noise of it, 2026-11-30 07:40:52 UTC
 //
-// other winners; their sources differ in numbers, `autotune source PROBLEM` prints them
+// other winners, whose sources `autotune source PROBLEM` prints
 //   decode-bf16-b128-h64x8-q1-k8192-d64
 //       with block_n=16 min_blocks_per_sm=4 smem_bytes=36864
 //       launched with pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
@@ -445,7 +445,7 @@ DEVICE u32 take_ticket(u32* counter, u32 last) {
 }
 // Programmatic dependent launch (sm_90): a kernel may be put in place while those before it in the stream still run.
 
-// Waits until the kernels before this one have ended and all that they wrote is visible here: nothing of global memory is
+// Waits until the kernels before this one have ended and all that they wrote is visible here: nothing that they touch is
 // touched before. Every block waits before it ends, so that this kernel's end means the end of those before it too.
 DEVICE void wait_for_dependencies() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // The same, when these have been computed: ptxas would wait first, and put off until then whatever does not depend on it.

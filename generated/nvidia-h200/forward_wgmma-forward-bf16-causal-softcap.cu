@@ -16,7 +16,7 @@
 //       259.76 us measured (529 TFLOP/s), 1.016 x as fast as the default
 //       the best of 64, 2 within noise of it, 2026-11-30 09:58:55 UTC
 //
-// other winners; their sources differ in numbers, `autotune source PROBLEM` prints them
+// other winners, whose sources `autotune source PROBLEM` prints
 //   forward-bf16-b1-h16x8-q1024-k1024-d256-causal-softcap50
 //       with num_warpgroups=1 q_stages=2 smem_bytes=196864
 //       launched with longest_first=true head_group=4 persistent=true num_splits=1

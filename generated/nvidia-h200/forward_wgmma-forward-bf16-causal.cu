@@ -20,7 +20,7 @@
 //       1555.44 us measured (707 TFLOP/s), 1.081 x as fast as the default
 //       the best of 30, 2 within noise of it, 2026-11-30 07:11:20 UTC
 //
-// other winners; their sources differ in numbers, `autotune source PROBLEM` prints them
+// other winners, whose sources `autotune source PROBLEM` prints
 //   forward-bf16-b1-h64x8-q65536-k65536-d64-causal
 //       with block_n=128 num_stages=2 ping_pong=true integer_max=false smem_bytes=90304
 //       launched with longest_first=true head_group=4 persistent=false num_splits=1

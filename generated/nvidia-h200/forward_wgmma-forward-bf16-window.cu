@@ -16,7 +16,7 @@
 //       572.544 us measured (720 TFLOP/s), 1.195 x as fast as the default
 //       the best of 64, 5 within noise of it, 2026-11-30 09:58:21 UTC
 //
-// other winners; their sources differ in numbers, `autotune source PROBLEM` prints them
+// other winners, whose sources `autotune source PROBLEM` prints
 //   forward-bf16-b1-h32x16-q32768-k32768-d128-causal-left1023
 //       with block_heads=2
 //       launched with longest_first=true head_group=16 persistent=true num_splits=1

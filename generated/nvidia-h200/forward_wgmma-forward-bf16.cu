@@ -16,7 +16,7 @@
 //       787.12 us measured (698 TFLOP/s), 1.086 x as fast as the default
 //       the best of 26, 1 within noise of it, 2026-11-30 07:10:51 UTC
 //
-// other winners; their sources differ in numbers, `autotune source PROBLEM` prints them
+// other winners, whose sources `autotune source PROBLEM` prints
 //   forward-bf16-b1-h32x32-q16384-k16384-d64
 //       with block_n=128 num_stages=4 smem_bytes=155904
 //       launched with longest_first=true head_group=1 persistent=false num_splits=1

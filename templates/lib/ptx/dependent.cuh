@@ -1,6 +1,6 @@
 // Programmatic dependent launch (sm_90): a kernel may be put in place while those before it in the stream still run.
 
-// Waits until the kernels before this one have ended and all that they wrote is visible here: nothing of global memory is
+// Waits until the kernels before this one have ended and all that they wrote is visible here: nothing that they touch is
 // touched before. Every block waits before it ends, so that this kernel's end means the end of those before it too.
 DEVICE void wait_for_dependencies() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // The same, when these have been computed: ptxas would wait first, and put off until then whatever does not depend on it.
