@@ -83,6 +83,9 @@ CASES: dict[str, tuple[tuple[str, dict], ...]] = {
     ),
 }
 
+# What holds for all cases of a kernel that do not say otherwise, in place of its default for the problem.
+PLAIN: dict[str, dict] = {"forward_wgmma": dict(block_heads=1, min_blocks_per_sm=1)}
+
 # Mutants that no run can tell from the original, by (part of the operation, part of the line).
 REASONS: dict[tuple[str, str], str] = {
     ("sync_warp removed", "falls behind by a round"):
@@ -207,13 +210,13 @@ def _arguments(text: str) -> list[str]:
 
 
 def cases(kernel: str) -> list[tuple[Problem, Config]]:
-    """The kernel's problems and configs; what a case does not say is as in the kernel's default."""
+    """The kernel's problems and configs; what neither a case nor `PLAIN` says is as in the kernel's default."""
     gpu = by_name(GPU)
     result = []
     for text, values in CASES[kernel]:
         problem = Problem.parse(text)
         searched = kernels.KERNELS[kernel].default(problem, gpu).values
-        config = kernels.KERNELS[kernel].config(problem.static, {**searched, **values})
+        config = kernels.KERNELS[kernel].config(problem.static, {**searched, **PLAIN.get(kernel, {}), **values})
         if reason := kernels.KERNELS[kernel].illegal(problem.static, config, gpu):
             raise ValueError(f"{config} is illegal for {problem}: {reason}")
         result.append((problem, config))
