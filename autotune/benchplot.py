@@ -22,7 +22,7 @@ def require() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise BenchError(f"a plot needs matplotlib, which cannot be imported ({error}); pip install 'autotune[plot]'") from None
+        raise BenchError(f"a plot needs matplotlib, which cannot be imported ({error}); pip install matplotlib") from None
 
 
 def bars_of(report: Report) -> Bars:

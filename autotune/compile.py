@@ -77,7 +77,11 @@ class Binary:
 
     @cached_property
     def source_sha256(self) -> str:
-        return hashlib.sha256(self.source.encode()).hexdigest()
+        return sha256_of(self.source)
+
+
+def sha256_of(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def build(static: Static, config: Config, gpu: Gpu) -> Binary:
@@ -158,8 +162,8 @@ def _load_nvrtc():
     try:
         from cupy.cuda import nvrtc
     except ImportError as error:
-        raise CompilerMissing(f"CuPy is not installed ({error}); pip install 'autotune[cuda13]' (driver 580 or newer) "
-                              "or 'autotune[cuda12]' brings CuPy and NVRTC") from None
+        raise CompilerMissing(f"CuPy is not installed ({error}); pip install 'cupy-cuda13x[ctk]' (driver 580 or "
+                              "newer) or 'cupy-cuda12x[ctk]' brings CuPy and NVRTC") from None
     try:
         program = nvrtc.createProgram("", "empty.cu", (), ())
         nvrtc.compileProgram(program, ())
@@ -223,7 +227,7 @@ def _read(folder: Path, source: str, target: str) -> Binary | None:
         entries = {name: Resources(**resources) for name, resources in facts["entries"].items()}
         return Binary(source, target, FORMAT, image, facts["sha256"], facts["nvrtc"], entries, tuple(facts["advisories"]),
                       (folder / "log.txt").read_text())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

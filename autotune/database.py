@@ -96,7 +96,7 @@ def write(records: Iterable[Record], root: Path | None = None) -> list[Path]:
 
 
 def check_writable(root: Path | None = None) -> None:
-    """Raises `DatabaseError` if `write` could not write to `root`: said before a search, not after it."""
+    """Raises `DatabaseError` if `write` could not write to `root`, or to a file there: said before a search, not after it."""
     root = user_root() if root is None else Path(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -105,6 +105,9 @@ def check_writable(root: Path | None = None) -> None:
     except OSError as error:
         raise DatabaseError(f"the database folder {root} cannot be written ({error.strerror}); free some space, or set "
                             "AUTOTUNE_DB to a folder that can be written") from None
+    for file in map(read, paths(root)):
+        if file.error and not file.replaceable:
+            raise DatabaseError(f"nothing could be recorded: {file.error}")
 
 
 def gpu_of(key: GpuKey) -> Gpu | None:
@@ -132,7 +135,7 @@ def check(files: Iterable[Path], compiled: bool = True) -> list[str]:
     for path in files:
         file = read(path)
         findings += [file.error] if file.error else []
-        findings += [f"{path}: {bad.problem}: {bad.reason}" for bad in file.quarantined]
+        findings += [f"{path}: {bad.said}" for bad in file.quarantined]
         for record in file.records:
             if reason := _illegal(record):
                 findings.append(f"{path}: {record.problem}: {reason}")
@@ -184,7 +187,7 @@ def _overlay(roots: Iterable[Path], op: str, wanted: Callable[[GpuKey], bool]) -
     for root in roots:
         files = [read(path, wanted) for path in paths(root, op)]
         complaints += [file.error for file in files if file.error]
-        complaints += [f"{file.path}: {bad.problem}: {bad.reason}" for file in files for bad in file.quarantined]
+        complaints += [f"{file.path}: {bad.said}" for file in files for bad in file.quarantined]
         for key, record in merge(*(file.records for file in files)).items():
             known = chosen.get(key)
             if known is None or (known.evidence, record.evidence) == ("predicted", "measured"):

@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from .problem import OPS
@@ -20,6 +21,9 @@ from .records import GpuKey, Record, RecordError, merge
 SCHEMA = 1
 # Schema n -> a function from a file's data in schema n to the same in n + 1. Old files are converted as they are read.
 CONVERTERS: dict[int, Callable[[dict], dict]] = {}
+
+FIELDS = ("schema", "gpu", "op", "records", "quarantined")
+MAX_DIGITS = 64  # of a number in a file; more only cost time, and Python refuses to print 4300
 
 LOCK_TIMEOUT_S = 60  # a writer holds the lock for well under a second
 _HINT = "set AUTOTUNE_DB to a folder that can be written"
@@ -40,6 +44,16 @@ class Quarantined:
     problem: object
     reason: str
     entry: object
+
+    @property
+    def said(self) -> str:
+        """One line that any terminal can show, whatever the entry holds."""
+        return f"{_shown(self.problem, 120)}: {_shown(self.reason, 1000)}"
+
+
+def _shown(value: object, most: int) -> str:
+    text = value if isinstance(value, str) and value.isprintable() else repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,7 @@ def _parse(text: str) -> Mapping:
     try:
         if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
             raise RecordError("an alias ('*name'); a file that stands for more than it holds is not read")
-        data = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        data = yaml.load(text, _loader())
     except yaml.MarkedYAMLError as error:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise RecordError(f"{where}not YAML: {error.problem or error.context}") from None
@@ -101,13 +115,38 @@ def _parse(text: str) -> Mapping:
     return data
 
 
+@lru_cache(maxsize=1)
+def _loader() -> type:
+    """A safe loader that refuses what plain YAML lets pass at a loss: a name that stands twice in a mapping, endless numbers."""
+    import yaml
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        def construct_mapping(self, node, deep=False):
+            seen = set()
+            for name, _ in node.value:
+                if isinstance(name, yaml.ScalarNode) and (name.tag, name.value) in seen:
+                    twice = f"{_shown(name.value, 120)} stands twice"
+                    raise yaml.constructor.ConstructorError(None, None, twice, name.start_mark)
+                if isinstance(name, yaml.ScalarNode):
+                    seen.add((name.tag, name.value))
+            return super().construct_mapping(node, deep)
+
+        def bounded_int(self, node):
+            if len(node.value) > MAX_DIGITS:
+                raise yaml.constructor.ConstructorError(None, None, f"a number of {len(node.value)} digits", node.start_mark)
+            return self.construct_yaml_int(node)
+
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.bounded_int)
+    return Loader
+
+
 def _converted(data: dict) -> dict:
     schema = data.get("schema")
     if type(schema) is not int or schema < 1:
         raise RecordError(f"schema is {schema!r}; it must be an int from 1 to {SCHEMA}")
     if schema > SCHEMA:
         raise _NewerSchema(f"schema {schema} is newer than {SCHEMA}, the newest that this autotune reads; "
-                           "pip install --upgrade autotune, or set AUTOTUNE_DB to another folder")
+                           "install a newer autotune, or set AUTOTUNE_DB to another folder")
     for version in range(schema, SCHEMA):
         data = CONVERTERS[version](data)
     return data
@@ -122,9 +161,14 @@ def _file(path: Path, data: dict) -> File:
 
 def _with_entries(file: File, data: dict) -> File:
     records, kept = data.get("records") or {}, data.get("quarantined") or []
+    if unknown := [name for name in data if name not in FIELDS]:  # a writer would lose them
+        raise RecordError(f"{_shown(unknown[0], 120)} is not a field of a tuning database; allowed are {', '.join(FIELDS)}")
     if not isinstance(records, dict) or not isinstance(kept, list):
         raise RecordError("records must be a mapping from problem to entry, and quarantined a list")
-    entries = [*records.items(), *((item.get("problem"), item.get("entry")) for item in kept if isinstance(item, dict))]
+    for item in kept:
+        if not isinstance(item, dict) or set(item) != {"problem", "reason", "entry"}:
+            raise RecordError("each item of quarantined must be a mapping with exactly problem, reason and entry")
+    entries = [*records.items(), *((item["problem"], item["entry"]) for item in kept)]
     good, bad = [], []
     for problem, entry in entries:  # quarantined ones are tried too: this may be the version that understands them
         try:

@@ -104,7 +104,7 @@ def detect(device: int = 0) -> Gpu:
         from cupy.cuda import runtime
     except ImportError as error:
         raise GpuError(f"no GPU can be used because CuPy cannot be imported ({error}); "
-                       "pip install 'autotune[cuda13]' (driver 580 or newer) or 'autotune[cuda12]'") from None
+                       "pip install 'cupy-cuda13x[ctk]' (driver 580 or newer) or 'cupy-cuda12x[ctk]'") from None
     try:
         properties = runtime.getDeviceProperties(device)
     except runtime.CUDARuntimeError as error:

@@ -197,5 +197,5 @@ def _cupy():
         from cupy_backends.cuda.api import driver, runtime
     except ImportError as error:
         raise LaunchError(f"kernels cannot be launched because CuPy cannot be imported ({error}); "
-                          "pip install 'autotune[cuda13]' (driver 580 or newer) or 'autotune[cuda12]'") from None
+                          "pip install 'cupy-cuda13x[ctk]' (driver 580 or newer) or 'cupy-cuda12x[ctk]'") from None
     return driver, runtime

@@ -71,12 +71,21 @@ class Match:
         A record of another cubin and another source is "stale", or "other_toolkit" if that is because NVRTC differs.
         """
         record = self.record
-        if record is None or record.evidence == "predicted" or record.problem.static != self.problem.static:
-            return self  # nothing is recorded that the binary could be compared with
-        evidence = "measured" if record.is_of(binary) else \
+        if record is None or record.evidence == "predicted":
+            return self
+        same = record.is_of(binary) if record.problem.static == self.problem.static else self._is_todays_source()
+        evidence = "measured" if same else \
             "stale" if _minor(binary.nvrtc) == _minor(record.nvrtc) else "other_toolkit"
         change = SLOWDOWN_OF_EVIDENCE[evidence] - SLOWDOWN_OF_EVIDENCE[self.evidence]
         return replace(self, evidence=evidence, slowdown=self.slowdown + change)
+
+    def _is_todays_source(self) -> bool:
+        """Whether templates give the record's source: asked of one of the other 16-bit dtype, whose binary is not built here."""
+        from .compile import sha256_of
+        from .render import render
+
+        record, target = self.record, KERNELS[self.config.kernel].target(self.gpu)
+        return record.source_sha256 == sha256_of(render(record.problem.static, record.config, target))
 
     @cached_property
     def why(self) -> str:
@@ -179,7 +188,14 @@ def _cold(key: tuple, problem: Problem, gpu: Gpu | str) -> Match:
     if not isinstance(gpu, Gpu):
         return lookup(problem, resolve(gpu))
     table = _table(gpu)
-    match = table.best(problem.simplified().bucketed())
+    try:
+        match = table.best(problem.simplified().bucketed())
+    except NoKernelError:
+        try:
+            default_config(problem.simplified(), gpu)
+        except ConfigError as error:  # the same of the problem as it was asked for, whose sizes people know
+            raise NoKernelError(str(error)) from None
+        raise
     if len(table.matches) >= MAX_MATCHES:
         table.matches.clear()
     table.matches[key] = match
@@ -245,7 +261,8 @@ class _Table:
             raise NoKernelError(str(error)) from None
         like = [record for record in view.records if record.speedup and record.problem.static.in_bf16 == problem.static.in_bf16]
         like.sort(key=lambda record: distance(record.problem, problem, self.gpu.sms))
-        nearest = next((record for record in like if record.default_config == _default_of(record, self.gpu)), None)
+        nearest = next((record for record in like if distance(record.problem, problem, self.gpu.sms) <= RADIUS and
+                        record.default_config == _default_of(record, self.gpu)), None)
         slowdown = max(1.0, nearest.speedup) if nearest else 1 + SLOWDOWN_OF_DEFAULT
         return Match(config, "default", "predicted", problem, self.gpu, None, 0.0, slowdown)
 

@@ -212,8 +212,8 @@ def _fields(entry: object, where: str, allowed: set[str], optional: set[str]) ->
 
 
 def _time(value: object, name: str) -> float:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e12 and math.isfinite(value)
-    _require(ok, f"{name} is {value!r}; it must be a number of microseconds above 0")
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and 1e-3 <= value < 1e12 and math.isfinite(value)
+    _require(ok, f"{name} is {value!r}; it must be a number of microseconds, of at least 0.001")
     return float(f"{value:.6g}")
 
 

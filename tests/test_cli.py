@@ -219,13 +219,13 @@ def test_no_cupy(capsys, homes, no_gpu, monkeypatch):
     from autotune import compile
 
     def missing():
-        raise compile.CompilerMissing("CuPy is not installed; pip install 'autotune[cuda13]' brings CuPy and NVRTC")
+        raise compile.CompilerMissing("CuPy is not installed; pip install 'cupy-cuda13x[ctk]' brings CuPy and NVRTC")
 
     monkeypatch.setattr(compile, "_nvrtc", missing)
     compile.nvrtc_version.cache_clear()
-    refuses(capsys, homes, "source", SMALL, "--gpu", "nvidia-h200", "--resources", saying="pip install 'autotune[cuda13]'")
-    refuses(capsys, homes, "source", SMALL, "--gpu", "nvidia-h200", "--ptx", saying="pip install 'autotune[cuda13]'")
-    refuses(capsys, homes, "tune", "--problem", SMALL, "--gpu", "nvidia-h200", saying="pip install 'autotune[cuda13]'")
+    refuses(capsys, homes, "source", SMALL, "--gpu", "nvidia-h200", "--resources", saying="pip install 'cupy-cuda13x[ctk]'")
+    refuses(capsys, homes, "source", SMALL, "--gpu", "nvidia-h200", "--ptx", saying="pip install 'cupy-cuda13x[ctk]'")
+    refuses(capsys, homes, "tune", "--problem", SMALL, "--gpu", "nvidia-h200", saying="pip install 'cupy-cuda13x[ctk]'")
 
 
 def test_cupy_that_cannot_be_imported(homes):

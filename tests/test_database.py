@@ -216,7 +216,7 @@ def test_a_newer_schema_is_left_alone(tmp_path):
     path.write_text(path.read_text().replace("schema: 1", "schema: 99"))
     before = path.read_bytes()
     assert "newer" in dbfile.read(path).error
-    with pytest.raises(database.DatabaseError, match="newer.*upgrade"):
+    with pytest.raises(database.DatabaseError, match="newer.*install"):
         database.write([record(time_us=1.0)], tmp_path)
     assert path.read_bytes() == before
 
@@ -420,3 +420,37 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
         database.check_writable(tmp_path / "file" / "db")
     database.check_writable(tmp_path / "new")
     assert not list((tmp_path / "new").iterdir())
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda text: text + "records: {}\n", "records stands twice"),
+    (lambda text: text.replace("    time_us: 412.5\n", "    time_us: 412.5\n    time_us: 1.0\n"), "time_us stands twice"),
+    (lambda text: text.replace("trials: 120", "trials: 0x" + "f" * 6000), "a number of 6002 digits"),
+    (lambda text: text + "note: mine\n", "note is not a field"),
+    (lambda text: text + "quarantined: [mine]\n", "each item of quarantined"),
+    (lambda text: text + "quarantined: [{problem: a, reason: b, entry: c, note: mine}]\n", "each item of quarantined")])
+def test_what_a_writer_would_lose_is_moved_aside_whole(tmp_path, change, said):
+    path, = database.write([record()], tmp_path)
+    before = change(path.read_text())
+    assert before != path.read_text()
+    path.write_text(before)
+    assert said in dbfile.read(path).error and dbfile.read(path).records == ()
+    assert said in database.check([path], compiled=False)[0]
+    with pytest.warns(UserWarning, match="moved aside"):
+        database.write([record(dataclasses.replace(PROBLEM, seqlen_q=64))], tmp_path)
+    assert path.with_name(f"{path.name}.unreadable-1").read_text() == before
+
+
+def test_complaints_fit_any_terminal(tmp_path):
+    path, = database.write([record()], tmp_path)
+    path.write_text(path.read_text().replace("records:\n", f'records:\n  "x\\e[31m\\a{"y" * 900}": 1\n'))
+    finding, = database.check([path], compiled=False)
+    assert finding.isprintable() and len(finding) < 2000 and "x\\x1b[31m" in finding
+
+
+def test_a_file_that_no_writer_may_touch_is_said_before_a_search(tmp_path):
+    path, = database.write([record()], tmp_path)
+    database.check_writable(tmp_path)
+    path.write_text(path.read_text().replace("schema: 1", "schema: 99"))
+    with pytest.raises(database.DatabaseError, match="nothing could be recorded: .*newer"):
+        database.check_writable(tmp_path)

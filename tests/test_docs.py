@@ -102,7 +102,7 @@ def draw(words: list[str]) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        assert done.returncode == 1 and "pip install 'autotune[plot]'" in done.stderr
+        assert done.returncode == 1 and "pip install matplotlib" in done.stderr
     else:
         assert done.returncode == 0 and Path(words[-1]).stat().st_size > 1000
 

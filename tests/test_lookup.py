@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from autotune import compile, database, gpu, kernels
 from autotune.problem import Problem, ProblemError
 from autotune.records import GpuKey, Record
+from autotune.render import render
 from samples import legal
 
 module = importlib.import_module("autotune.lookup")  # `autotune.lookup` is the function
@@ -111,7 +112,10 @@ def test_bf16_and_fp16_serve_each_other(db):
     match = lookup(half, H200)
     assert (match.tier, match.config, match.evidence) == ("near", LEGAL[0], "measured") and 1 < match.slowdown < 1.01
     assert f"{PROBLEM}, 0.1 steps away" in match.why
-    assert match.confirmed(SimpleNamespace(sha256="b" * 64, nvrtc="13.0.88")) is match  # another dtype's binary says nothing
+    assert match.confirmed(SimpleNamespace(sha256="a" * 64, nvrtc="13.0.88")).evidence == "stale"  # its source is not known
+    source = compile.sha256_of(render(PROBLEM.static, LEGAL[0], KERNEL.target(H200)))
+    db(record(source_sha256=source, date="2026-02-01 12:00:00 UTC"))
+    assert lookup(half, H200).confirmed(SimpleNamespace(sha256="b" * 64, nvrtc="13.0.88")) == lookup(half, H200)
     db(record(dataclasses.replace(half, seqlen_q=7000, seqlen_k=7000), config=LEGAL[1]))
     assert lookup(half, H200).config == LEGAL[0]  # as like as another length
     db(record(half, config=LEGAL[2]))
@@ -134,9 +138,11 @@ def test_another_static_part_or_one_too_far_is_not_near(db, other):
 
 @pytest.mark.parametrize("compared_with, slowdown", [
     (kernels.default_config(PROBLEM, H200), 1.25), (LEGAL[-1], 1.1)], ids=["today's default", "an earlier default"])
-def test_the_default_is_as_slow_as_it_was_on_like_problems(db, compared_with, slowdown):
+def test_the_default_is_as_slow_as_it_was_on_like_problems(db, monkeypatch, compared_with, slowdown):
+    monkeypatch.setattr(KERNEL, "adapted", lambda problem, config, gpu: None)  # so that the record does not serve
     db(record(default_config=compared_with))
-    assert lookup("forward-bf16-b1-h32x8-q64-k64-d128-causal", H200).slowdown == pytest.approx(slowdown)
+    assert lookup("forward-bf16-b1-h32x8-q4096-k4096-d128-causal", H200).slowdown == pytest.approx(slowdown)
+    assert lookup("forward-bf16-b1-h32x8-q64-k64-d128-causal", H200).slowdown == pytest.approx(1.1)  # too far to tell
 
 
 def test_same_arch(db):

@@ -250,7 +250,14 @@ def test_a_program_is_compiled_once_and_appears_whole(tmp_path, monkeypatch):
     path = compiler.program(source, ("probe",))
     stamp = path.stat().st_mtime_ns
     assert compiler.program(source, ("probe",)) == path and path.stat().st_mtime_ns == stamp
-    assert sorted(p.name for p in path.parent.iterdir()) == ["kernel", "kernel.cpp"]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["kernel", "kernel.cpp", "sums.json"]
+    whole = path.read_bytes()
+    for damage in (whole[:len(whole) // 2], b"", whole[:-1] + b"x"):
+        path.write_bytes(damage)
+        assert compiler.program(source, ("probe",)) == path and path.stat().st_size == len(whole)
+        assert compiler._intact(path.parent)
+    (path.parent / "sums.json").write_text("[" * 100000)
+    assert compiler._intact(compiler.program(source, ("probe",)).parent)
     assert not [p for p in path.parents[1].iterdir() if p.name.startswith(".new")]
 
 

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     rows = [("problem", problem), ("gpu", f"{gpu.title} (sm_{gpu.arch}, {gpu.sms} SMs)"), ("config", match.config),
             ("match", f"{match.tier}, {match.evidence}")]
     if match.record:
-        rows += _record_rows(match.record)
+        rows += _record_rows(match)
     rows.append(("why", match.why))
     if args.why:
         from ..why import lines
@@ -51,9 +51,11 @@ def _confirmed(match):
         return match
 
 
-def _record_rows(record) -> list[tuple[str, str]]:
+def _record_rows(match) -> list[tuple[str, str]]:
+    record = match.record
+    whose = record.evidence if record.problem == match.problem else f"{record.evidence}, of the record's problem"
     rows = [("record", record.problem.text),
-            ("time", f"{microseconds(record.time_us)} us, {tflops(record.problem, record.time_us)} TFLOP/s ({record.evidence})")]
+            ("time", f"{microseconds(record.time_us)} us, {tflops(record.problem, record.time_us)} TFLOP/s ({whose})")]
     if record.default_time_us:
         rows.append(("default", f"{microseconds(record.default_time_us)} us with {record.default_config}"))
     return rows + [("tie", f"{microseconds(time_us)} us with {config}") for config, time_us in record.ties]

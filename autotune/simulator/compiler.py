@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ KERNEL_FLAGS = ("-std=c++17", "-O1", "-fPIE", "-g1", "-fsanitize=undefined", "-f
                 "-Wno-unused-variable", "-Wno-unused-but-set-variable", "-Wno-unused-function", "-Wno-unused-const-variable",
                 "-Wno-psabi")
 COMPILE_TIMEOUT_S = 600
+SUMS = "sums.json"  # of a folder's other files: what is damaged is made again
 
 
 @lru_cache(maxsize=1)
@@ -47,16 +49,16 @@ def program(source: str, entries: tuple[str, ...]) -> Path:
     """
     text = _prepare(source, entries)
     key = _key(*KERNEL_FLAGS, _runtime_key(), text)
-    path = cache_dir() / "simulator" / key / "kernel"
-    if not path.exists():
+    folder = cache_dir() / "simulator" / key
+    if not _intact(folder):
         try:
             objects = _runtime_objects()
-            _make(path.parent, lambda scratch: _compile_kernel(scratch, text, objects))
+            _make(folder, lambda scratch: _compile_kernel(scratch, text, objects))
         except OSError as error:
             if cache_dir() not in (place := Path(error.filename or "/"), *place.parents):
                 raise
             raise CacheError.of(cache_dir(), error) from None
-    return path
+    return folder / "kernel"
 
 
 def _prepare(source: str, entries: tuple[str, ...]) -> str:
@@ -77,10 +79,10 @@ def _compile_kernel(scratch: Path, text: str, objects: list[Path]) -> None:
 def _runtime_objects() -> list[Path]:
     folder = cache_dir() / "simulator" / f"runtime-{_runtime_key()}"
     sources = sorted(RUNTIME.glob("*.cpp"))
-    if not folder.exists():
+    if not _intact(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):  # it takes seconds: whoever comes second waits
-            if not folder.exists():
+            if not _intact(folder):
                 _make(folder, lambda scratch: _compile_runtime(scratch, sources))
     return [folder / f"{source.stem}.o" for source in sources]
 
@@ -103,18 +105,35 @@ def _key(*parts: str) -> str:
 
 
 def _make(folder: Path, fill) -> None:
-    """Fills a new folder and gives it its name when it is complete; whoever is first wins."""
+    """Fills a new folder and gives it its name when it is complete; whoever is first wins. A damaged one makes way."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
     try:
         fill(scratch)
+        sums = {file.name: _sum(file) for file in sorted(scratch.iterdir())}
+        (scratch / SUMS).write_text(json.dumps(sums))
+        if folder.exists() and not _intact(folder):
+            shutil.rmtree(folder)
         try:
             scratch.rename(folder)
         except OSError:
-            if not folder.exists():
+            if not _intact(folder):
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _intact(folder: Path) -> bool:
+    """Whether the folder is there with all that was put into it."""
+    try:
+        sums = json.loads((folder / SUMS).read_text())
+        return bool(sums) and all(_sum(folder / name) == wanted for name, wanted in sums.items())
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
+
+
+def _sum(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _run(command: list[str], folder: Path) -> None:
