@@ -156,7 +156,7 @@ def test_without_cupy_the_error_says_what_to_install(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.api", None)
     monkeypatch.setattr(launching, "_loaded", {})
-    with pytest.raises(LaunchError, match="pip install 'autotune.cuda13"):
+    with pytest.raises(LaunchError, match="pip install 'cupy-cuda13x"):
         load(binary(), 0)
 
 
