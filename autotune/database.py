@@ -105,7 +105,7 @@ def check_writable(root: Path | None = None) -> None:
     except OSError as error:
         raise DatabaseError(f"the database folder {root} cannot be written ({error.strerror}); free some space, or set "
                             "AUTOTUNE_DB to a folder that can be written") from None
-    for file in map(read, paths(root)):
+    for file in (read(path, lambda gpu: False) for path in paths(root)):  # without its entries
         if file.error and not file.replaceable:
             raise DatabaseError(f"nothing could be recorded: {file.error}")
 

@@ -123,12 +123,11 @@ def _loader() -> type:
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         def construct_mapping(self, node, deep=False):
             seen = set()
-            for name, _ in node.value:
-                if isinstance(name, yaml.ScalarNode) and (name.tag, name.value) in seen:
+            for name in (name for name, _ in node.value if isinstance(name, yaml.ScalarNode)):
+                if (name.tag, name.value) in seen:
                     twice = f"{_shown(name.value, 120)} stands twice"
                     raise yaml.constructor.ConstructorError(None, None, twice, name.start_mark)
-                if isinstance(name, yaml.ScalarNode):
-                    seen.add((name.tag, name.value))
+                seen.add((name.tag, name.value))
             return super().construct_mapping(node, deep)
 
         def bounded_int(self, node):

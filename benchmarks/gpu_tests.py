@@ -68,13 +68,12 @@ def side_by_side(workers: int) -> list[str]:
 def read(report: Path, rows: dict[str, Counter], reasons: dict[str, dict[str, str]]) -> None:
     """Counts the passed, skipped and failed tests of each file of a report into `rows`, with reasons of the last two kinds."""
     for case in xml.parse(report).iter("testcase"):
-        outcome = SKIPPED if case.find("skipped") is not None else \
-            FAILED if case.find("failure") is not None or case.find("error") is not None else PASSED
+        said = next((child for child in case if child.tag in ("skipped", "failure", "error")), None)
+        outcome = PASSED if said is None else SKIPPED if said.tag == "skipped" else FAILED
         file = (case.get("classname") or case.get("name", "")).replace(".", "/") + ".py"
         rows.setdefault(file, Counter())[outcome] += 1
-        if outcome != PASSED:
-            element = next(child for child in case if child.tag in ("skipped", "failure", "error"))
-            reasons[outcome][f"{file}::{case.get('name')}"] = re.sub(r"\s+", " ", element.get("message") or "")[:200]
+        if said is not None:
+            reasons[outcome][f"{file}::{case.get('name')}"] = re.sub(r"\s+", " ", said.get("message") or "")[:200]
 
 
 if __name__ == "__main__":

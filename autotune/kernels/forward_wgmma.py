@@ -13,9 +13,9 @@ from .base import Field, Map, Step, resident_blocks
 from .forward import FORWARD_FIELDS, TENSORS, ForwardKernel
 from .forward_mma import PANEL
 from .limits import registers_exceeded, shared_memory_exceeded
+from .wgmma_defaults import GROUP_ROWS
 
 WARPGROUP_SIZE = 128
-GROUP_ROWS = 64  # query rows that a warpgroup owns: M of wgmma
 
 TASK_BYTES = 64  # what the loader tells the groups of a block
 BOX_ROWS_FIELD = Field("int", "box_rows", "of a box of K or V: the most that divide a page and a tile")

@@ -13,7 +13,7 @@ from ..gpu import Gpu
 from ..problem import Problem
 from ..sequences import visible_pairs
 
-GROUP_ROWS = 64
+GROUP_ROWS = 64  # query rows that a warpgroup owns: M of wgmma
 FEW_KEYS, MANY_KEYS = 1024, 2048  # that a query sees
 PLAIN = dict(num_warpgroups=2, block_heads=1, block_n=64, num_stages=2, q_stages=1, overlap=True, ping_pong=False,
              rescale_slack=8, integer_max=False, min_blocks_per_sm=1, longest_first=True, head_group=4, persistent=False)
