@@ -69,14 +69,15 @@ class CacheCall(NamedTuple):
         """Whether no decode kernel can serve the sequences of few queries, but a forward kernel can serve all."""
         return not candidates(self.problem("decode").simplified(), gpu) and bool(candidates(self.problem("forward"), gpu))
 
-    def launches(self, bound, scale: float, followed: bool = False):
-        """What a decode kernel, bound to a config by `DecodeKernel.bind`, launches for this call."""
+    def launches(self, bound, scale: float, prefetches: bool = True):
+        """What a decode kernel, bound to a config by `DecodeKernel.bind`, launches for this call. `prefetches`: it may come into
+        place while what ran before it still runs."""
         (k_scale, _, k_stride), (v_scale, _, v_stride) = self.k_scale, self.v_scale
         if k_scale != 1.0:
             scale = positive_scale(scale * k_scale)[0]
         return bound(self.batch, min(self.queries, MAX_QUERIES), self.capacity, not (self.lengths or self.packed), scale,
                      self.sinks[1] if self.sinks else 0, self.num_splits, self.page_size, (k_stride, v_stride), v_scale,
-                     self.views[1][1][0], followed)
+                     self.views[1][1][0] if prefetches else 0)
 
     def problem(self, op: str) -> Problem:
         """What the sequences of few queries ("decode") or of many ("forward") come to. Raises `ProblemError`."""

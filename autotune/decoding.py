@@ -51,7 +51,7 @@ class DecodePlan:
     """A decode kernel, its config and its loaded binary, for every problem of one bucket on one device."""
 
     __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "sized", "_head_dim_v", "_packer", "_main",
-                 "_combine")
+                 "_combine", "_main_beside")
 
     def __init__(self, match, loaded: launch.Loaded):
         problem, config = match.problem, match.config
@@ -63,13 +63,16 @@ class DecodePlan:
         self.sized = self.kernel.bind(problem, config)
         self._head_dim_v = problem.head_dim_v
         self._packer = struct.Struct(params_format(self.kernel.params(problem.static, config)))
-        self._main, self._combine = _bound(loaded, self.kernel.plan(problem, config), self.kernel.most_cluster(config))
+        steps = self.kernel.plan(problem, config)
+        self._main, self._combine = _bound(loaded, steps, self.kernel.most_cluster(config))
+        self._main_beside, _ = _bound(loaded, [step._replace(dependent=False) for step in steps], 1)
 
     def run(self, launches: Launches, library, like, device: int, stream: int, capturing: Callable[[int], bool],
-            pointers: tuple, strides: tuple, slopes: tuple = ()) -> None:
-        """Launches on `stream`. `pointers` are the first 11 of DECODE_POINTERS, `strides` all 15 in order, `slopes` is as in
-        `params`. Workspace comes from `library`, for `like`'s device; it may be used again once the call has returned, by later
-        work on the stream."""
+            pointers: tuple, strides: tuple, slopes: tuple = (), beside: bool = False) -> None:
+        """Launches on `stream`. `beside`: of two launches that begin together this is the one that waits for SMs, so that it does
+        not come into place while what ran before them still runs. `pointers` are the first 11 of DECODE_POINTERS, `strides` all
+        15 in order, `slopes` is as in `params`. Workspace comes from `library`, for `like`'s device; it may be used again once
+        the call has returned, by later work on the stream."""
         partial_o = partial_statistics = counters = 0
         if launches.slots:
             floats = launches.slots * launches.rows * self._head_dim_v
@@ -79,7 +82,7 @@ class DecodePlan:
             if launches.tickets:
                 counters, keep = tickets.take(library, like, device, stream, launches.tickets, capturing(stream))
         fields = (*pointers, partial_o, partial_statistics, counters, *strides, *launches.scalars, *slopes)
-        self._main[launches.cluster](launches.grid, stream, self._packer, fields)
+        (self._main_beside if beside else self._main)[launches.cluster](launches.grid, stream, self._packer, fields)
         if launches.combine:
             self._combine(launches.combine, stream, self._packer, fields)
         self.calls += 1

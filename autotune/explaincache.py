@@ -14,6 +14,8 @@ from .gpu import detect
 from .kernels import kernel_of
 from .kvcache import chunk_of, unsuited_cache
 
+BOTH = "both are launched to run at the same time; blocks of the second have SMs first"
+
 
 @dataclass(frozen=True, repr=False)
 class CacheExplanation:
@@ -27,7 +29,7 @@ class CacheExplanation:
         if not self.parts:
             return "nothing is launched: there is no query, or no room for a key"
         texts = [str(part) + (f"\nsplits   {self.splits}" if part.problem.op == "decode" else "") for part in self.parts]
-        return "\n\n".join(texts)
+        return "\n\n".join([*texts, *[BOTH] * (len(texts) > 1)])
 
     __repr__ = __str__
 

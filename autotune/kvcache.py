@@ -9,7 +9,7 @@ Lengths and page tables stay on the device, so a captured CUDA graph can be repl
 
 from __future__ import annotations
 
-from . import arrays, packed, plans
+from . import arrays, fork, packed, plans
 from .arguments import positive_scale
 from .arrays import LIBRARIES, OTHER, library_of
 from .attention import NO_WINDOW, attention, unsuited
@@ -102,28 +102,37 @@ def _launched(call: CacheCall, scale, return_lse: bool) -> tuple:
     device, stream, capturing = call.device, library.stream(call.device), arrays.is_capturing
     pointers = q_pointer, k_pointer, v_pointer, out_pointer, lse_pointer, sink_pointer
 
-    ahead = None
+    both = few is not None and many is not None
     if few is not None:
-        if many is not None:  # before the decode kernel: what fills it must have ended when the forward kernel begins
-            ahead = many.counter(library, q, device, stream, capturing, beside=True)
         lse0 = heads_q * rows
         if call.packed:
             q0 = o0 = lse0 = 0
-        few.run(call.launches(few.sized, scale, many is not None), library, q, device, stream, capturing,
-                (*pointers, call.lengths, call.starts, call.table, call.k_scale[1], call.v_scale[1]),
-                (q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, lse0, rows, call.table_stride), call.slopes)
+        decode = (call.launches(few.sized, scale, not both), library, q, device, stream, capturing,
+                  (*pointers, call.lengths, call.starts, call.table, call.k_scale[1], call.v_scale[1]),
+                  (q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, lse0, rows, call.table_stride), call.slopes, both)
     if many is not None:
         starts = call.starts
         if unpacked:
             steps = library.steps_int32(q, outer + 1, rows)
             starts = library.pointer(steps)
         where = packed.Pages(starts, call.lengths, call.table, call.table_stride, pages, 0 if few is None else MAX_QUERIES + 1)
-        launch = (library, q, device, stream, capturing, call.batch, outer * rows, call.capacity,
-                  (*pointers, 0, q1, q2, k0, k1, k2, v0, v1, v2, 0, o1, o2), scale, sink_dtype, call.slopes, where)
+        forward = (library, q, device, stream, capturing, call.batch, outer * rows, call.capacity,
+                   (*pointers, 0, q1, q2, k0, k1, k2, v0, v1, v2, 0, o1, o2), scale, sink_dtype, call.slopes, where, both)
         try:
-            many.run(*launch, ahead)
+            ready = many.ready(*forward)
         except Unmappable:
-            plans.without_maps(many, device, capturing(stream)).run(*launch)
+            many = plans.without_maps(many, device, capturing(stream))
+            ready = many.ready(*forward)
+    if both:
+        # The forward kernel comes first: the last of its blocks, of a fifth of a millisecond and more, leave SMs idle, which the
+        # decode kernel's many small ones fill.
+        with fork.beside(device, stream) as other:
+            many.launch(other, ready)
+            few.run(*decode)
+    elif many is not None:
+        many.launch(stream, ready)
+    else:
+        few.run(*decode)
     if out is not None and target is not out:
         library.assign(out, target)
     if return_lse and unpacked:

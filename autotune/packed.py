@@ -102,8 +102,7 @@ def page_constants(problem: Problem, maps: tuple[Map, ...]) -> tuple[int, ...]:
 class PackedPlan:
     """A forward kernel, its config and its loaded binary, for every packed problem of one bucket on one device."""
 
-    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_fields", "_packer", "_draws", "_idle", "_launch",
-                 "_following")
+    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_fields", "_packer", "_draws", "_idle", "_launch")
 
     def __init__(self, match, loaded: launch.Loaded):
         problem, config = match.problem, match.config
@@ -114,31 +113,34 @@ class PackedPlan:
         self.unmapped: PackedPlan | None = None  # what runs instead for arrays that the kernel's tensor maps cannot describe
         self._fields, self._packer, self._draws, self._idle = bind(problem, config, match.gpu.sms)
         (step,) = self.kernel.plan(problem, config)
-        self._launch = self._following = loaded.bound(step).launch
-        if self.kernel.follows and problem.page_size:
-            self._following = loaded.bound(step._replace(dependent=True)).launch
+        self._launch = loaded.bound(step).launch
 
     def run(self, library, like, device: int, stream: int, capturing: Callable[[int], bool], batch: int, seqlen_q: int,
-            seqlen_k: int, arrays: tuple, scale: float, sink_dtype: int, slopes: tuple, sequences: Lengths | Pages,
-            ahead: tuple | None = None) -> None:
+            seqlen_k: int, arrays: tuple, scale: float, sink_dtype: int, slopes: tuple, sequences: Lengths | Pages) -> None:
         """Launches on `stream`, with the sizes and arrays that `Binding` names. A counter comes from `library`, for `like`'s
-        device; or it is `ahead`, which `counter` gave before a decode kernel of the same call was launched, right before this:
-        that kernel waits for all that ran before. Raises `tensormap.Unmappable` for arrays that this plan's kernel cannot take in
-        place; `plans.without_maps` has the plan that can."""
-        counter, keep = ahead or self.counter(library, like, device, stream, capturing)
-        grid, values = self._fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes, counter, sequences)
-        if grid:
-            (self._following if ahead else self._launch)(grid, stream, self._packer, values)
-        self.calls += 1
+        device. Raises `tensormap.Unmappable` for arrays that this plan's kernel cannot take in place; `plans.without_maps` has
+        the plan that can."""
+        ready = self.ready(library, like, device, stream, capturing, batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes,
+                           sequences)
+        self.launch(stream, ready)
 
-    def counter(self, library, like, device: int, stream: int, capturing: Callable[[int], bool],
-                beside: bool = False) -> tuple[tuple, object]:
-        """(what a launch draws its work from, what must live until it has been enqueued). `beside`: for a launch that may run
-        beside the one before it."""
-        if not self._draws:
-            return self._idle, None
-        pointer, keep = tickets.take(library, like, device, stream, 1, capturing(stream), beside)
-        return (pointer,), keep
+    def ready(self, library, like, device: int, stream: int, capturing: Callable[[int], bool], batch: int, seqlen_q: int,
+              seqlen_k: int, arrays: tuple, scale: float, sink_dtype: int, slopes: tuple, sequences: Lengths | Pages,
+              beside: bool = False) -> tuple:
+        """What `launch` takes, for a launch on `stream` or, with `beside`, on the one beside it (`fork`): all that is to be
+        done on `stream` itself has been enqueued. Raises as `run` does."""
+        counter, keep = self._idle, None
+        if self._draws:
+            pointer, keep = tickets.take(library, like, device, stream, 1, capturing(stream), beside)
+            counter = (pointer,)
+        return *self._fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes, counter, sequences), keep
+
+    def launch(self, stream: int, ready: tuple) -> None:
+        """Launches on `stream` what `ready` gave."""
+        grid, values, _ = ready
+        if grid:
+            self._launch(grid, stream, self._packer, values)
+        self.calls += 1
 
 
 def runner(problem: Problem, config, binary, device: int) -> Callable:

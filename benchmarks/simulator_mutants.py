@@ -91,7 +91,6 @@ REASONS: dict[tuple[str, str], str] = {
     ("sync_warp removed", "falls behind by a round"):
         "lanes that only wait: here each of them runs often enough, which a GPU does not promise",
     ("named_barrier_sync", "auto take_turn"): "turns only say who multiplies first; no result depends on that",
-    ("fence_device removed", "nothing old is in L1"): "what L1 keeps of earlier kernels is not simulated: loads see everything",
     ("sync_warp removed", "sync_warp();"):
         "before a ring's buffer is filled again: ldmatrix and mma, by which it was read, are done by all lanes as one",
 }

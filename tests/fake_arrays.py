@@ -7,6 +7,7 @@ decoded from the packed struct, and the answer is computed from that alone.
 import ctypes
 import struct
 import warnings
+from contextlib import nullcontext
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 
-from autotune import arrays, dependent, launch, plans, tensormap, tickets
+from autotune import arrays, dependent, fork, launch, plans, tensormap, tickets
 from autotune.gpu import by_name
 from autotune.kernels import config_from_text, kernel_of
 from autotune.kernels.base import params_format
@@ -243,6 +244,25 @@ def _attend_packed(p, *compiled):
     fake_varlen.attend(p, *compiled, _attend, decode_map)
 
 
+class FakeRuntime:
+    """What `fork` asks of the CUDA runtime: one line of `log` for each event that is recorded or waited for."""
+
+    def __init__(self):
+        self.log, self.made = [], 0
+
+    def _make(self, *_) -> int:
+        self.made += 1
+        return 900 + self.made
+
+    streamCreateWithFlags = eventCreateWithFlags = _make
+
+    def eventRecord(self, event: int, stream: int) -> None:
+        self.log.append(("record", event, stream))
+
+    def streamWaitEvent(self, stream: int, event: int) -> None:
+        self.log.append(("wait", event, stream))
+
+
 @pytest.fixture(name="gpu")
 def fake_gpu(monkeypatch):
     """A fake GPU under the real attention(): lookup, plans, packing and launch are the real ones."""
@@ -253,7 +273,7 @@ def fake_gpu(monkeypatch):
 
 
 def forget():
-    for cache in (plans._plans, plans._binaries, plans._told, tickets._in_use, tickets._reserve):
+    for cache in (plans._plans, plans._binaries, plans._told, tickets._in_use, tickets._reserve, fork._beside):
         cache.clear()
     tensormap.encode.cache_clear()
 
@@ -262,6 +282,8 @@ def install(monkeypatch):
     fake, library = FakeGpu(), TensorArrays()
     monkeypatch.setattr(launch, "_cupy", lambda: (fake, fake))
     monkeypatch.setattr(launch, "_loaded", {})
+    fake.runtime = FakeRuntime()
+    monkeypatch.setattr(fork, "_cuda", lambda: (nullcontext, fake.runtime))
     monkeypatch.setattr(tensormap, "_encoder", lambda: encode_map)
     monkeypatch.setattr(dependent, "_driver_launch", lambda: fake.launchKernelEx)
     monkeypatch.setitem(arrays.LIBRARIES, Tensor, library)

@@ -264,18 +264,3 @@ def test_every_wait_of_decode_kernels_is_needed(text, values, waits):
     found = [simulator.verify(problem, chosen, (0,), ("random",), source=source[:begin] + ";" + source[end:]).message
              for begin, end in places]
     assert len(places) == 3 and [message.startswith("dependency") for message in found].count(True) == waits, found
-
-
-def test_a_forward_kernel_that_comes_while_a_decode_kernel_leaves_ends_after_it():
-    """It reads and writes meanwhile, but without its wait, what comes next would not know that the decode kernel has ended."""
-    problem = Problem.parse("forward-bf16-b3-h2x1-q100-k150-d64-causal-page16")
-    kernel = KERNELS["forward_wgmma"]
-    assert kernel.follows and not KERNELS["forward_mma"].follows
-    chosen = kernel.default(problem, H200)
-    source = simulator.host_source(problem, chosen)
-    begin, _, end = source.rpartition("wait_for_dependencies();")
-    assert simulator.verify(problem, chosen, (0, 1), ("random",)).ok
-    found = simulator.verify(problem, chosen, (0,), ("random",), source=f"{begin};{end}").message
-    assert found.startswith("dependency: block 0: the block ended and has not waited"), found
-    assert "wait_for_dependencies" not in simulator.host_source(dense := Problem.parse("forward-bf16-b1-h2x1-q100-k150-d64"),
-                                                                kernel.default(dense, H200)).partition("using Element =")[2]

@@ -73,12 +73,13 @@ class Elsewhere:
 
 
 class Moved:
-    """The arrays of `inputs` once more: `poison` spoils them, `write` fills them in late, on the current stream."""
+    """The arrays of `inputs` once more: `poison` spoils them, `write` fills them in late, on the current stream. They stand where
+    those of `into` do, if it is given."""
 
-    def __init__(self, cupy, inputs):
+    def __init__(self, cupy, inputs, into=None):
         layout = inputs.layout
         arrays = [inputs.q, inputs.k, inputs.v, layout.device_lengths(), *([] if layout.table is None else [layout.table])]
-        self._copies = [array.copy() for array in arrays]
+        self._copies = into._copies if into else [array.copy() for array in arrays]
         q, k, v, lengths, *table = self._copies
         self.inputs = replace(inputs, q=q, k=k, v=v, layout=Elsewhere(layout, lengths, *(table or [None])))
         jobs = [(array.data.ptr, copy.data.ptr, array.nbytes // 4) for array, copy in zip(arrays, self._copies)]
@@ -245,7 +246,7 @@ def test_a_graph_that_torch_captures_replays_with_new_inputs(torch, gpu):
                                           ("b40-h16x2-q17-k8000-d128-causal-page64", (1,) * 20 + (17,) + (1,) * 19)],
                          ids=["long chunk", "long decodes"])
 def test_a_mixed_batch_waits_for_what_comes_before_and_is_waited_for(cupy, gpu, text, counts, captured):
-    """Its forward kernel comes while its decode kernel leaves; what comes next spoils the arrays that both read."""
+    """Its two kernels run at the same time; what comes next spoils the arrays that both read."""
     problem = Problem.parse(f"decode-bf16-{text}-packed")
     inputs = make_inputs(problem, "random", 1, cupy)
     layout = inputs.layout
@@ -259,22 +260,28 @@ def test_a_mixed_batch_waits_for_what_comes_before_and_is_waited_for(cupy, gpu, 
         autotune.attention_with_kvcache(given.q[0], given.k, given.v, cache_seqlens=given.layout.device_lengths(),
                                         page_table=given.layout.table, cu_seqlens_q=starts, max_seqlen_q=max(counts), out=out)
 
-    wanted, out = inputs.q[0].copy(), inputs.q[0].copy()
-    call(inputs, wanted)
-    moved = Moved(cupy, inputs)
+    table = layout.table.copy()
+    table[:, :2] = table[:, 1::-1]  # two pages of each sequence change places
+    other = replace(inputs, layout=Elsewhere(layout, layout.device_lengths() - 700, table))
+    wanted, out = [inputs.q[0].copy() for _ in range(2)], inputs.q[0].copy()
+    for given, target in zip((inputs, other), wanted):
+        call(given, target)
+    assert not same(*wanted)
+    moved = [Moved(cupy, inputs)]
+    moved.append(Moved(cupy, other, moved[0]))
     cupy.cuda.Device().synchronize()
     with cupy.cuda.Stream(non_blocking=True) as stream:
-        def action():
-            moved.write()
-            call(moved.inputs, out)
-            moved.poison()
+        def action(which):
+            which.write()
+            call(which.inputs, out)
+            which.poison()
 
-        action()
+        action(moved[0])
         stream.synchronize()
-        again = repeatable(cupy, stream, captured, action)
-        for _ in range(20):
+        again = [repeatable(cupy, stream, captured, lambda which=which: action(which)) for which in moved]
+        for n in range(20):  # old lengths and pages, which an SM may still have in its L1, are wrong ones
             spoil(out)
             stream.synchronize()
-            again()
+            again[n % 2]()
             stream.synchronize()
-            assert same(out, wanted)
+            assert same(out, wanted[n % 2])

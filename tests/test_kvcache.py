@@ -12,7 +12,6 @@ from autotune.arrays import AttentionError
 from autotune.check import compare
 from autotune.inputs import make_inputs
 from autotune.kernels import KERNELS
-from autotune.kernels.decode import AT_ONCE
 from autotune.problem import Problem
 
 MERGERS = KERNELS["decode_mma"].parameters[-1].name
@@ -116,10 +115,13 @@ def test_a_mixed_batch_is_two_launches_that_share_it(gpu, text, counts, known):
     gpu.compute = problem.dtype, problem.head_dim, problem.head_dim_v
     got, lse = call(problem, replace(inputs, q=inputs.q[0]), cu_seqlens_q=starts(*counts), check=True,
                     max_seqlen_q=max(counts) if known else None)
-    assert [launch["kernel"].partition("_")[0] for launch in gpu.calls] == ["decode", "forward"]
-    assert gpu.calls[0]["seqlen_q"] == 16 and gpu.calls[1]["min_queries"] == 17
-    # The first one lets the second come as soon as all blocks work; forward_wgmma then takes SMs over one by one.
-    assert gpu.calls[0]["trigger_tiles"] == AT_ONCE and gpu.dependent == 1 + KERNELS[gpu.calls[1]["kernel"]].follows
+    assert [launch["kernel"].partition("_")[0] for launch in gpu.calls] == ["forward", "decode"]
+    assert gpu.calls[1]["seqlen_q"] == 16 and gpu.calls[0]["min_queries"] == 17
+    # Both begin at the end of what came before, the forward kernel on a stream of its own; what comes next waits for both.
+    other, stream = gpu.streams
+    (_, begin, _), _, (_, end, _), _ = gpu.runtime.log
+    assert gpu.runtime.log == [("record", begin, stream), ("wait", begin, other), ("record", end, other), ("wait", end, stream)]
+    assert len({other, stream, begin, end}) == 4 and gpu.dependent == gpu.calls[1]["pages"] == 0
     verdict = compare(problem, inputs, got.array[None], lse.array[None])
     assert verdict.ok, verdict.message
     again = [plan.match.problem.text for plan in plans._plans.values()]
@@ -182,9 +184,9 @@ def test_kernels_that_run_side_by_side_share_no_tickets(gpu):
     q = random((151, problem.heads_q, problem.head_dim))
     for _ in range(2):
         call(problem, replace(inputs, q=q.array), cu_seqlens_q=starts(1, 150), max_seqlen_q=150)
-    assert [launch["kernel"] for launch in gpu.calls] == ["decode_mma", "forward_wgmma"] * 2
-    (decode, forward), again = ([launch["tickets"] for launch in gpu.calls[i:i + 2]] for i in (0, 2))
-    assert decode and forward and decode != forward and again == [decode, forward]
+    assert [launch["kernel"] for launch in gpu.calls] == ["forward_wgmma", "decode_mma"] * 2
+    (forward, decode), again = ([launch["tickets"] for launch in gpu.calls[i:i + 2]] for i in (0, 2))
+    assert decode and forward and decode != forward and again == [forward, decode]
 
 
 def test_unprepared_kernels_refuse_to_be_captured(gpu):

@@ -88,7 +88,6 @@ class Kernel:
     parameters: tuple[Parameter, ...]  # compile parameters first, then those of the launch
     rules: tuple[Rule, ...]  # each returns why a config is illegal, or None
     fields: tuple[Field, ...]  # of Params, in order
-    follows: bool = False  # over pages, it may be launched while a decode kernel ends, whose end it waits for before its own
     min_arch: int
 
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:

@@ -15,7 +15,6 @@ DECODE_POINTERS = ("q", "k", "v", "out", "lse", "sinks", "lengths", "query_start
                    "partial_o", "partial_statistics", "tickets")
 DECODE_TENSORS = ("q", "k", "v", "out")
 MAX_QUERIES = 16  # of a sequence: more are a matter for the forward kernels
-AT_ONCE = 2**20  # tiles left, so that the next kernel may come as soon as all blocks work
 MAX_CLUSTER = 16  # blocks of a cluster; more than 8 must be asked for
 
 DECODE_FIELDS = (
@@ -152,10 +151,9 @@ class DecodeKernel(Kernel):
 
     def bind(self, problem: Problem, config: Config) -> Callable[..., Launches]:
         """A function of (batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype, num_splits, page_size, scale_strides, v_scale,
-        pages, followed) that gives the `Launches` for problems with those sizes that are like `problem` otherwise. `uniform`:
+        pages) that gives the `Launches` for problems with those sizes that are like `problem` otherwise. `uniform`:
         every sequence has seqlen_q queries and seqlen_k keys; else that many at most, and the device reads how many. 0 splits
-        are the config's choice, and nothing of 0 pages is prefetched. `followed`: a forward kernel of the same call comes next,
-        which may take SMs over one by one."""
+        are the config's choice, and nothing of 0 pages is prefetched."""
         heads_q, heads_kv, group = problem.heads_q, problem.heads_kv, problem.group
         block_rows, tile, least = self.block_rows(config), self.tile_keys(config), self.least_tiles(config)
         block_heads, pieces, combines = self.block_heads_kv(config), config["pieces"], not config["last_block_merges"]
@@ -171,7 +169,7 @@ class DecodeKernel(Kernel):
         least_scale = LEAST_ALIBI_SCALE if problem.alibi and not softcap else 0.0
 
         def bound(batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype=0, num_splits=0, page_size=0,
-                  scale_strides=(0, 0), v_scale=1.0, pages=0, followed=False):
+                  scale_strides=(0, 0), v_scale=1.0, pages=0):
             rows = group * seqlen_q
             unsplit = -(-heads_kv // block_heads) * -(-rows // block_rows)
             # Tiles that queries see: those of all keys, or of the window and one more, as it need not begin at a tile.
@@ -196,7 +194,7 @@ class DecodeKernel(Kernel):
                        max(scale, least_scale) * LOG2E, page_size,
                        *page_reciprocals[page_size], *group_reciprocal, num_splits, pieces, *scale_strides,
                        v_scale, *softcap,
-                       *((prefetch_tiles if pages else 0, AT_ONCE if followed else trigger_tiles, pages) if dependent else ()))
+                       *((prefetch_tiles if pages else 0, trigger_tiles, pages) if dependent else ()))
             split = splits > cluster
             slots = 0 if not split else grid if num_splits else min(grid, pieces)
             return Launches(grid, batch * unsplit if split and combines else 0, slots,

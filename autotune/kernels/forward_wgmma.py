@@ -92,7 +92,7 @@ class ForwardWgmma(ForwardKernel):
     template = "forward_wgmma.cu.j2"
     summary = "Hopper: TMA, wgmma, specialised warps; fp16 and bf16"
     min_arch = 90
-    aligned = draws = follows = True
+    aligned = draws = True
     dtypes = ("bf16", "fp16")
     sources = ("dense", "varlen", "paged")
     parameters = (

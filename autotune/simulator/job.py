@@ -12,7 +12,6 @@ import numpy as np
 
 from ..config import Config
 from ..inputs import Inputs
-from ..kernels import kernel_of
 from ..kernels.base import Step
 from ..problem import Problem
 from ..render import render
@@ -22,7 +21,6 @@ from .memory import Memory
 
 TIMEOUT_S = 120
 TARGET = "host"
-AFTER, DEPENDENT, BESIDE = range(3)  # how a launch follows what ran before: runtime/state.hpp
 
 
 @dataclass(frozen=True)
@@ -67,9 +65,7 @@ def simulate(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray, 
     """
     memory = Memory(at_end=bool(seed & 1))
     steps, params = arguments(problem, config, inputs, out, lse, memory)
-    beside = bool(kernel_of(config).follows and problem.page_size)  # it may run so; what is right then is right anyway
-    source = host_source(problem, config) if source is None else source
-    simulation = launch(source, steps, memory, params, seed, timeout_s, beside)
+    simulation = launch(host_source(problem, config) if source is None else source, steps, memory, params, seed, timeout_s)
     if simulation.ok and "tickets" in memory.arrays and memory.arrays["tickets"].any():
         left = Finding("tickets", 0, "", "a launch must leave its tickets at 0, for the next one")
         simulation = replace(simulation, findings=(left,))
@@ -77,25 +73,23 @@ def simulate(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray, 
 
 
 def launch(source: str, steps: Sequence[Step], memory: Memory, params: bytes, seed: int = 0,
-           timeout_s: float = TIMEOUT_S, beside: bool = False) -> Simulation:
-    """Runs the steps of any host source, all with the same `params`, the bytes of its struct Params. `beside`: kernels
-    that write nothing that these read or write still run, and must have ended before a block of these ends.
+           timeout_s: float = TIMEOUT_S) -> Simulation:
+    """Runs the steps of any host source, all with the same `params`, the bytes of its struct Params.
 
     Writable arrays of `memory` receive what it wrote. Raises `CompileError`, `CompilerMissing`.
     """
     executable = program(source, tuple(dict.fromkeys(step.entry for step in steps)))
     params_at = memory.add_bytes(params)
     with memory.file() as lines:
-        job = [*lines, f"seed {seed}", *(_launch(step, params_at, beside) for step in steps), ""]
+        job = [*lines, f"seed {seed}", *(_launch(step, params_at) for step in steps), ""]
         started = time.perf_counter()
         findings, log = _run(executable, "\n".join(job), timeout_s)
         seconds = time.perf_counter() - started
     return Simulation(findings, executable.with_name("kernel.cpp"), seconds, log)
 
 
-def _launch(step: Step, params_at: int, beside: bool) -> str:
-    how = BESIDE if beside else DEPENDENT if step.dependent else AFTER
-    return f"step {step.entry} {step.grid} {step.block} {step.smem_bytes} {how} {step.cluster} {params_at}"
+def _launch(step: Step, params_at: int) -> str:
+    return f"step {step.entry} {step.grid} {step.block} {step.smem_bytes} {int(step.dependent)} {step.cluster} {params_at}"
 
 
 def _run(executable: Path, job: str, timeout_s: float) -> tuple[tuple[Finding, ...], str]:

@@ -1,6 +1,6 @@
 // A launch that may begin while the kernels before it run (programmatic dependent launch). Those end as late as they may: when
-// every thread of the block waits for them or for one that does. Until then no array may be touched, but for prefetches and
-// guesses; unless those kernels leave alone what this one reads and writes, so that all it owes is to end after them.
+// every thread of the block waits for them or for one that does. Until then no array may be touched,
+// but for prefetches and guesses.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,11 +10,11 @@
 
 namespace sim {
 
-static Launch mode;   // of this launch
-static bool pending;  // this block: the kernels before it have not ended
+static bool dependent;  // this launch
+static bool pending;    // this block: the kernels before it have not ended
 static std::vector<std::pair<u32, u32>> waits;  // (thread, its step) of those that have waited
 
-void set_launch(Launch how) { mode = how; }
+void set_dependent(bool yes) { dependent = yes; }
 
 // Makes all arrays, which have their pages for themselves, such that plain pointers cannot touch them, or can.
 static void hide_arrays(bool hidden) {
@@ -27,9 +27,9 @@ static void hide_arrays(bool hidden) {
 }
 
 void reset_dependencies() {
-    pending = mode != Launch::after;
+    pending = dependent;
     waits.clear();
-    if (mode == Launch::dependent) hide_arrays(true);
+    if (pending) hide_arrays(true);
 }
 
 void wait_for_dependencies(int line) {
@@ -69,7 +69,7 @@ void prefetch(const void* pointer, int bytes, int line) {
 int guess(const int* pointer, int line) {
     self->line = line;
     check_place(pointer, 4, 4, "reads", line);
-    if (!pending || mode == Launch::beside) return *pointer;
+    if (!pending) return *pointer;
     if (chance.one_in(4)) return int(u32(chance.next()));
     hide_arrays(false);
     const int value = *pointer;
@@ -78,7 +78,7 @@ int guess(const int* pointer, int line) {
 }
 
 bool too_early() {  // unless it has waited, or whatever orders threads tells it of one that has
-    return mode == Launch::dependent && std::none_of(waits.begin(), waits.end(), [](const std::pair<u32, u32>& wait) {
+    return dependent && std::none_of(waits.begin(), waits.end(), [](const std::pair<u32, u32>& wait) {
         return wait.first == u32(self->id) || order_seen(*self, wait.first, wait.second);
     });
 }
@@ -86,7 +86,7 @@ bool too_early() {  // unless it has waited, or whatever orders threads tells it
 bool hidden(const void* pointer) {
     const u8* address = static_cast<const u8*>(pointer);
     for (const Buffer& b : buffers)
-        if (pending && mode == Launch::dependent && address >= b.begin && address < b.begin + b.bytes) return true;
+        if (pending && address >= b.begin && address < b.begin + b.bytes) return true;
     return false;
 }
 

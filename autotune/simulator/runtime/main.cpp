@@ -5,8 +5,8 @@
 //   guard OFFSET BYTES                  whole pages that must not be touched
 //   buffer NAME OFFSET BYTES MASK WRITABLE    an array, and the offset of its mask
 //   seed NUMBER
-//   step ENTRY GRID BLOCK SMEM_BYTES LAUNCH CLUSTER OFFSET    a launch in clusters of so many blocks; its Params stand at OFFSET
-//                                       of the file; LAUNCH, a number, says how it follows those before it
+//   step ENTRY GRID BLOCK SMEM_BYTES DEPENDENT CLUSTER OFFSET    a launch in clusters of so many blocks; its Params stand at OFFSET
+//                                       of the file, and if DEPENDENT is not 0 it may begin before those before it have ended
 //
 // Findings go to standard output, a line each: kind TAB line TAB address of the instruction or 0 TAB message. The last line of
 // a completed simulation is "done".
@@ -180,7 +180,7 @@ static void run_job() {
             set_seed(a);
         } else if (what == "step") {
             words >> name >> a >> b >> c >> d >> e >> f;
-            set_launch(Launch(d));
+            set_dependent(d != 0);
             launch(name, int(a), int(b), u32(c), int(e), memory + f);
         }
     }

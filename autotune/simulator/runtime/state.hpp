@@ -95,8 +95,7 @@ int bulk_copies_in_flight();
 int bulk_stores_in_flight();
 
 // Kernels before this one that may still run (dependency.cpp).
-enum class Launch { after, dependent, beside };  // as in job.py; beside: nothing that this one reads or writes is theirs
-void set_launch(Launch how);                     // of those that follow
+void set_dependent(bool yes);       // whether those that follow are such launches
 void reset_dependencies();
 bool end_dependencies();            // lets those kernels end; false if no thread waits for that
 void finish_dependencies();         // at the end of a block
