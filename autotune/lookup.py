@@ -94,8 +94,8 @@ class Match:
             return f"{self.tier}: no query of {self.problem} sees a key, so there is nothing to compute and nothing to tune."
         record, percent = self.record, f"{100 * (self.slowdown - 1):.0f} %"
         if record is None:
-            text = (f"default: nothing is known of problems like {self.problem} on {self.gpu.name}, so this is the kernel's "
-                    f"default. Expect about {percent} above a config tuned for this problem.")
+            text = (f"default: no record suits {self.problem} on {self.gpu.name}, so this is the kernel's default. "
+                    f"Expect about {percent} above a config tuned for this problem.")
         else:
             subject = {"exact": f"{self.problem}", "near": f"{record.problem}, {self.distance:.1f} steps away",
                        "same_arch": f"{record.problem} on {record.gpu.name}, another GPU of the same arch"}[self.tier]

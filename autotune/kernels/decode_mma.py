@@ -11,7 +11,7 @@ from ..problem import DTYPE_BYTES, Problem, Static
 from .base import WARP_SIZE, Step, resident_blocks
 from .decode import DECODE_FIELDS, MAX_CLUSTER, DecodeKernel, row_tiles, rows_of, unsplit_pieces
 from .decode_defaults import early_tiles, is_short, pieces, skeletons, stands_alone
-from .limits import registers_available, registers_exceeded, shared_memory_exceeded, threads_exceeded
+from .limits import MAX_REGISTERS, registers_available, registers_exceeded, shared_memory_exceeded, threads_exceeded
 
 PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
 COMBINE_THREADS = 128
@@ -19,6 +19,10 @@ COMBINE_BYTES = 96 * 1024  # statistics of every split and row, 32 KB at the mos
 STATISTICS_BYTES = 4096 * 8  # maximum and sum of every split and row
 
 LATENCY_US = 0.8  # of a load from HBM
+# From one load into a buffer to the next, while all SMs read: with 32 KB in flight 128 blocks read 3.04 TB/s on an H200, 256 with
+# 16 KB 2.86 (e4m3). For the share of the bandwidth that reading takes at best 46 KB an SM are enough. Of 67 winners 60 have 62 KB
+# or more; the others read 25 MB or less, for which no default has more either.
+RING_US, READ_SHARE = 1.4, 0.92
 LAUNCH_US = 2.5  # of a kernel in a graph, from the end of the one before
 DEPENDENT_LAUNCH_US = 1.2  # the same if it is in place by then, and only waits for what that has written: 0.7 to 1.9 less
 CLUSTER_MERGE_US = 0.6  # about 1200 clocks: two barriers of a cluster and a round trip to its shared memory
@@ -111,6 +115,11 @@ def paired(problem: Problem) -> bool:
     return fit and whole_fragments(problem) and key_bytes(problem) < L2_LINE_BYTES and problem.heads_kv > 1
 
 
+def enough_bytes_in_flight(gpu: Gpu) -> float:
+    """For each SM, by Little's law: 46 KB on an H200."""
+    return READ_SHARE * gpu["bandwidth_gb_s"] * 1e3 * RING_US / gpu.sms
+
+
 NO_CONSTANTS = ("DEPENDENT_LAUNCH", "CLUSTER_MERGES")  # before sm_90 the source must not name their instructions
 
 
@@ -167,12 +176,11 @@ class DecodeMma(DecodeKernel):
             (values["block_heads_kv"] == 1 or key_bytes(static) <= L2_LINE_BYTES)
 
     def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
-        """Where blocks should stand alone, only configs whose do: a search may miss the graphs in which others are slow."""
+        """Without configs whose blocks may stand unevenly: a search may miss the graphs in which they are slow."""
         configs = super().space(problem, gpu)
         if not stands_alone(problem, 1, gpu):
             return configs
-        return tuple(config for config in configs if shared_memory_exceeded(config["smem_bytes"], gpu, 2) or
-                     not stands_alone(problem, unsplit_pieces(problem, self.block_rows(config), config["block_heads_kv"]), gpu))
+        return tuple(config for config in configs if not self.uneven(problem, config, gpu))
 
     def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
         return [constant for constant in super().constants(static, config) if constant[1] not in NO_CONSTANTS]
@@ -200,6 +208,37 @@ class DecodeMma(DecodeKernel):
             if self.illegal(problem.static, config, gpu) is None:
                 break
         return config
+
+    def adapted(self, problem: Problem, config: Config, gpu: Gpu) -> Config | None:
+        """With a default's `pieces` where its own would cut otherwise: tuned for what need not be cut, they say nothing of fewer
+        sequences, and all 67 winners cut as a default does. None if blocks may stand unevenly, or an SM has neither enough bytes
+        in flight nor as many as with the default: rings for 4 blocks an SM are too small for one (88.2 against 62.9 us: D64,
+        e4m3, batch 32 with what won for 128)."""
+        unsplit = unsplit_pieces(problem, self.block_rows(config), config["block_heads_kv"])
+        fitted = self.config(problem.static,
+                             {**config.values, "pieces": self.nearest("pieces", pieces(problem, unsplit, gpu))})
+        if self.launches(problem, fitted).grid != self.launches(problem, config).grid:
+            config = fitted
+        if self.uneven(problem, config, gpu):
+            return None
+        flying = self.bytes_in_flight(problem, config, gpu)
+        if flying < enough_bytes_in_flight(gpu) and flying < self.bytes_in_flight(problem, self.default(problem, gpu), gpu):
+            return None
+        return config
+
+    def uneven(self, problem: Problem, config: Config, gpu: Gpu) -> bool:
+        """Whether blocks should stand alone, but an SM has room for two."""
+        unsplit = unsplit_pieces(problem, self.block_rows(config), config["block_heads_kv"])
+        return not shared_memory_exceeded(config["smem_bytes"], gpu, 2) and stands_alone(problem, unsplit, gpu)
+
+    def bytes_in_flight(self, problem: Problem, config: Config, gpu: Gpu) -> float:
+        """Of keys and values, for each SM on average: a ring for each block that it holds whatever registers a thread takes, as
+        far as there are blocks and bytes for them, if all sequences have seqlen_k keys."""
+        blocks, threads = self.launches(problem, config).grid, config["num_warps"] * WARP_SIZE
+        registers = min(MAX_REGISTERS, registers_available(threads, gpu, config["min_blocks_per_sm"]))
+        resident = resident_blocks(gpu, threads, registers, config["smem_bytes"])
+        ring = config["num_warps"] * config["num_stages"] * kv_bytes(problem.static, config.values)
+        return min(blocks / gpu.sms, resident) * min(ring, problem.compulsory_bytes / max(blocks, 1))
 
     def nearest(self, name: str, wanted: float) -> int:
         """The declared value of a parameter that is nearest to `wanted`."""
@@ -242,7 +281,7 @@ class DecodeMma(DecodeKernel):
         resident = resident_blocks(gpu, threads, registers, config["smem_bytes"])
         flying = config["num_warps"] * config["num_stages"] * kv_bytes(problem.static, config.values)
         busy = min(launches.grid, gpu.sms * resident)
-        bandwidth = min(0.92 * gpu["bandwidth_gb_s"] * 1e3, busy * flying / LATENCY_US)  # bytes per us
+        bandwidth = min(READ_SHARE * gpu["bandwidth_gb_s"] * 1e3, busy * flying / LATENCY_US)  # bytes per us
         bytes_read = problem.compulsory_bytes * (1 + 0.1 * (row_tiles(problem, self.block_rows(config)) - 1))
         if config["block_heads_kv"] * key_bytes(problem) < L2_LINE_BYTES:
             bandwidth *= HALF_LINES
