@@ -70,7 +70,11 @@ CASES: dict[str, tuple[tuple[str, dict], ...]] = {
     ),
     "decode_mma": (
         ("decode-bf16-b2-h8x1-q3-k500-d64-causal-page16",
-         dict(block_m=16, block_n=16, num_warps=2, num_stages=2, q_in_registers=True, pieces=64, last_block_merges=True)),
+         dict(block_m=16, block_n=16, num_warps=2, num_stages=2, q_in_registers=True, pieces=64, last_block_merges=True,
+              speculative_start=False)),
+        ("decode-bf16-b3-h8x2-q1-k300-d64-page16",  # guesses that come out wrong
+         dict(block_m=16, block_n=16, num_warps=2, num_stages=2, q_in_registers=False, pieces=64, last_block_merges=True,
+              speculative_start=True, prefetch_tiles=1)),
         ("decode-fp16-b2-h10x2-q4-k600-d40-left300",
          dict(block_m=32, block_n=32, num_warps=4, num_stages=3, q_in_registers=False, pieces=96, last_block_merges=False)),
         ("decode-bf16-b1-h16x1-q1-k640-d16-causal",  # splits whose statistics reach over the ticket's place

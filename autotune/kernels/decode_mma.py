@@ -10,7 +10,7 @@ from ..gpu import Gpu
 from ..problem import DTYPE_BYTES, Problem, Static
 from .base import WARP_SIZE, Step, resident_blocks
 from .decode import DECODE_FIELDS, MAX_CLUSTER, DecodeKernel, row_tiles, rows_of, unsplit_pieces
-from .decode_defaults import early_tiles, is_short, pieces, skeletons, stands_alone
+from .decode_defaults import early_tiles, is_short, pieces, skeletons, speculates, stands_alone
 from .limits import MAX_REGISTERS, registers_available, registers_exceeded, shared_memory_exceeded, threads_exceeded
 
 PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
@@ -29,6 +29,7 @@ CLUSTER_MERGE_US = 0.6  # about 1200 clocks: two barriers of a cluster and a rou
 # With tiles prefetched before the kernel before has ended: 0.3 to 1 measured on an H200 if that lets this one come when its loop
 # has ended, 0.6 (8 MB of cache) to 5 (134 MB) if earlier.
 PREFETCH_GAIN_US, TRIGGER_GAIN_US = 0.5, 2.0
+SPECULATION_GAIN_US = 1.0  # 0.7 to 1.5 measured at batch 1 (a window of 128 to 8k keys), 0.9 at batch 8
 # Where a block takes 64 bytes of a key: 0.80 to 0.90 of what reading takes, whatever else is tuned (e4m3, head dim 64).
 L2_LINE_BYTES, HALF_LINES = 128, 0.9
 
@@ -54,6 +55,14 @@ def clusters(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
         return f"cluster_merges needs compute capability 9.0, the GPU has {gpu.arch / 10}"
     if v["cluster_merges"] and (static.kv != "dense" or static.packed):
         return "cluster_merges needs lengths that the host knows, so a cache without pages and as many queries of each sequence"
+    return None
+
+
+def speculation(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
+    if v["speculative_start"] and not v["dependent_launch"]:
+        return "speculative_start needs dependent_launch"
+    if v["speculative_start"] and static.kv != "paged":
+        return "speculative_start is for a cache of pages"
     return None
 
 
@@ -120,7 +129,7 @@ def enough_bytes_in_flight(gpu: Gpu) -> float:
     return READ_SHARE * gpu["bandwidth_gb_s"] * 1e3 * RING_US / gpu.sms
 
 
-NO_CONSTANTS = ("DEPENDENT_LAUNCH", "CLUSTER_MERGES")  # before sm_90 the source must not name their instructions
+NO_CONSTANTS = ("DEPENDENT_LAUNCH", "CLUSTER_MERGES", "SPECULATIVE_START")  # before sm_90 the source must not name their instructions
 
 
 class DecodeMma(DecodeKernel):
@@ -143,6 +152,9 @@ class DecodeMma(DecodeKernel):
                   absent=False),
         Parameter("cluster_merges", (False, True), "compile",
                   "where the host cuts sequences: merge splits in a cluster, through its shared memory", absent=False),
+        Parameter("speculative_start", (False, True), "compile",
+                  "over pages: begin with the lengths and pages that stand there while the kernel before still runs, then look again",
+                  absent=False),
         Parameter("smem_bytes", (), "compile", "dynamic shared memory that the launch requests", derived=True),
         Parameter("pieces", (64, 96, 132, 216, 264, 396, 512, 792, 1056, 2112, 4096), "launch",
                   "about how many blocks share the work"),
@@ -155,7 +167,7 @@ class DecodeMma(DecodeKernel):
                   "tiles that each warp still has when it lets the next kernel come into place", absent=0,
                   needs="dependent_launch", optional=True),
     )
-    rules = (dependence, clusters, pairs, shared_memory, registers)
+    rules = (dependence, clusters, speculation, pairs, shared_memory, registers)
     fields = DECODE_FIELDS
 
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -202,6 +214,7 @@ class DecodeMma(DecodeKernel):
             values = dict(block_m=block_m, block_heads_kv=heads, block_n=block_n, num_warps=num_warps, num_stages=num_stages,
                           q_in_registers=block_m == 16 and problem.head_dim + problem.head_dim_v <= 384 and not short,
                           l2_prefetch=128, min_blocks_per_sm=blocks, dependent_launch=dependent, cluster_merges=False,
+                          speculative_start=dependent and speculates(problem, unsplit, gpu),
                           pieces=self.nearest("pieces", pieces(problem, unsplit, gpu)), last_block_merges=True,
                           prefetch_tiles=prefetch_tiles, trigger_tiles=trigger_tiles)
             config = self.config(problem.static, values)
@@ -271,7 +284,8 @@ class DecodeMma(DecodeKernel):
         return steps
 
     def early_gain_us(self, config: Config) -> float:
-        return 0.0 if not config["prefetch_tiles"] else TRIGGER_GAIN_US if config["trigger_tiles"] else PREFETCH_GAIN_US
+        early = 0.0 if not config["prefetch_tiles"] else TRIGGER_GAIN_US if config["trigger_tiles"] else PREFETCH_GAIN_US
+        return early + (SPECULATION_GAIN_US if config["speculative_start"] else 0.0)
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Bytes over the bandwidth that the bytes in flight allow (Little's law), in whole rounds of blocks, and latencies:

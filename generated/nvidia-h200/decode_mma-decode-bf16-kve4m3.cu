@@ -1,11 +1,11 @@
 // decode_mma for decode-bf16-kve4m3-d64 on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
 // config     block_m=16 block_heads_kv=2 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128
-//            min_blocks_per_sm=2 dependent_launch=true cluster_merges=false smem_bytes=36864
+//            min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=36864
 // resources  decode_mma: 176 registers, 0 bytes spilled, 128 threads, 36864 bytes of shared memory
 // resources  decode_combine: 94 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b128-h64x8-q1-k8192-d64-kve4m3 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=2 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true cluster_merges=false smem_bytes=36864 pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0'
+// again      autotune source decode-bf16-b128-h64x8-q1-k8192-d64-kve4m3 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=2 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=36864 pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0'
 //
 // serves
 //   decode-bf16-b128-h64x8-q1-k8192-d64-kve4m3
@@ -18,6 +18,16 @@
 //       the best of 50, 3 within noise of it, 2026-11-30 07:42:39 UTC
 //
 // other winners, whose sources `autotune source PROBLEM` prints
+//   decode-bf16-b32-h32x8-q1-k8192-d128-kve4m3
+//       with block_heads_kv=1 block_n=32 smem_bytes=65536
+//       launched with pieces=396 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
+//       123.142 us measured (35 TFLOP/s), 1.000 x as fast as the default
+//       the best of 49, 4 within noise of it, 2026-11-30 13:46:31 UTC
+//   decode-bf16-b32-h64x8-q1-k8192-d64-kve4m3
+//       with num_warps=8 num_stages=4 min_blocks_per_sm=1 smem_bytes=131072
+//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
+//       63.5451 us measured (68 TFLOP/s), 1.051 x as fast as the default
+//       the best of 42, 5 within noise of it, 2026-11-30 13:46:55 UTC
 //   decode-bf16-b64-h32x8-q1-k4096-d128-kve4m3
 //       with block_heads_kv=1 num_warps=2 min_blocks_per_sm=1 smem_bytes=40960
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
@@ -28,6 +38,11 @@
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
 //       243.496 us measured (9 TFLOP/s), 1.019 x as fast as the default
 //       the best of 23, 3 within noise of it, 2026-11-30 09:40:26 UTC
+//   decode-bf16-b1-h32x8-q1-k16384-d128-kve4m3
+//       with block_heads_kv=1 block_n=32 smem_bytes=65536
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
+//       13.2007 us measured (20 TFLOP/s), 1.000 x as fast as the default
+//       the best of 44, 1 within noise of it, 2026-11-30 13:46:23 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -579,19 +594,19 @@ DEVICE int split_count(const Params& p, int tiles, float share) {
 }
 
 // The first sequence for which passed(batch, pieces of all sequences up to and with it) holds; batch is p.batch if there is
-// none. All lanes of a warp call it.
-template <typename How, typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
+// none. All lanes of a warp call it. length_at(batch) is a sequence's length.
+template <typename How, typename Length, typename Passed> DEVICE Cut find_cut(const Params& p, Length length_at, Passed passed) {
     i64 work = 0;
 #pragma unroll 1
     for (int batch = lane_id(); batch < p.batch; batch += WARP_SIZE) {
         const int queries = queries_of<How>(p, batch).count;
-        work += i64(tile_count(p, queries, length_of<How>(p, batch))) * unsplit_pieces(p, queries);
+        work += i64(tile_count(p, queries, length_at(batch))) * unsplit_pieces(p, queries);
     }
     const float share = tile_share(p, total_in_warp(work));
     int before = 0, slots_before = 0;
 #pragma unroll 1
     for (int batch = lane_id(); batch - lane_id() < p.batch; batch += WARP_SIZE) {
-        const int length = batch < p.batch ? length_of<How>(p, batch) : 0;
+        const int length = batch < p.batch ? length_at(batch) : 0;
         const Queries queries = batch < p.batch ? queries_of<How>(p, batch) : Queries{0, 0};
         const int splits = split_count(p, tile_count(p, queries.count, length), share);
         const int pieces = splits * unsplit_pieces(p, queries.count), slots = splits > 1 ? pieces : 0;
@@ -610,6 +625,9 @@ template <typename How, typename Passed> DEVICE Cut find_cut(const Params& p, Pa
         slots_before += total_in_warp(slots);
     }
     return {p.batch, 0, {0, 0}, 1, before, slots_before};
+}
+template <typename How, typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
+    return find_cut<How>(p, [&](int batch) { return length_of<How>(p, batch); }, passed);
 }
 
 // The cut of a piece, or of a sequence. Where all have p.seqlen_k keys and p.seqlen_q queries the host has counted the splits.
@@ -946,13 +964,9 @@ DEVICE KeyPlace guess_place(const Params&, int batch, int key) { return {batch, 
 // stands there, and nothing but L2 gets to know of it.
 struct Guessing { DEVICE static int read(const int* place) { return load_guess(place); } };
 
-// p.prefetch_tiles tiles of each warp, one key a thread.
-DEVICE void prefetch_piece(const Params& p) {
-    if (p.prefetch_tiles == 0) return;
-    const Cut cut = cut_of_piece<Guessing>(p, block_id());
-    if (cut.batch == p.batch) return;
-    const Piece piece(p, cut, block_id() - cut.first_piece);
-    const Tiles tiles(Mask(p, cut.queries.count, cut.length), cut.queries.count);
+// p.prefetch_tiles tiles of each warp of a piece, one key a thread.
+DEVICE void prefetch_piece(const Params& p, const Piece& piece, const Tiles& tiles) {
+    const Cut& cut = piece.cut;
     const KvElement *k = p.k + piece.rows.head_kv * p.k_head_stride, *v = p.v + piece.rows.head_kv * p.v_head_stride;
     const int tile_end = min_of(piece.tile_begin + p.prefetch_tiles * NUM_WARPS, piece.tile_end);
     const int begin = max_of(tiles.first_key(piece.tile_begin), tiles.key_begin);
@@ -976,6 +990,13 @@ DEVICE void prefetch_piece(const Params& p) {
             }
         }
     }
+}
+DEVICE void prefetch_piece(const Params& p) {
+    if (p.prefetch_tiles == 0) return;
+    const Cut cut = cut_of_piece<Guessing>(p, block_id());
+    if (cut.batch == p.batch) return;
+    const Piece piece(p, cut, block_id() - cut.first_piece);
+    prefetch_piece(p, piece, Tiles(Mask(p, cut.queries.count, cut.length), cut.queries.count));
 }
 // What softmax asks of the rows.
 struct Work {
@@ -1317,12 +1338,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
     const u32 ring = smem_base() + Q_BYTES + warp_id() * (NUM_STAGES * STAGE_BYTES);
     auto k_tile = [&](int stage) { return KTile{ring + stage * STAGE_BYTES}; };
     auto v_tile = [&](int stage) { return VTile{ring + stage * STAGE_BYTES + KTile::BYTES}; };
-
     int tile = piece.tile_begin + warp_id();  // the tile at work; the warp's next one is NUM_WARPS further
     KvRows kv(p, piece.rows, tiles.key_begin, tiles.key_end, tiles.first_key(tile));
     if (uniform(p)) wait_for_dependencies(kv.k, kv.v, tiles.first_key(tile));
-    const QTile q_tile{smem_base()};
-    auto find = [&](int t) { return kv.find(tiles.first_key(t)); };
     // A group of copies is K or V of one tile, in turn, empty for tiles beyond the piece: so the group to wait for is
     // always the same number of groups back.
     auto load_k = [&](int stage, int t, const KvRows::Place& place) {
@@ -1333,19 +1351,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         if (t < piece.tile_end) kv.start_v(v_tile(stage), tiles.first_key(t), place);
         copy_async_commit();
     };
-    KvRows::Place found[NUM_STAGES + 1];  // of the next tiles to load
-#pragma unroll
-    for (int i = 0; i <= NUM_STAGES; ++i) found[i] = find(tile + i * NUM_WARPS);
-#pragma unroll 1
-    for (int i = 0; i < NUM_STAGES; ++i) {
-        load_k(i, tile + i * NUM_WARPS, found[0]);
-        load_v(i, tile + i * NUM_WARPS, found[0]);
-#pragma unroll
-        for (int next = 0; next < NUM_STAGES; ++next) found[next] = found[next + 1];
-    }
-
+    const QTile q_tile{smem_base()};
     u32 q_fragments[TILES_M][STEPS_D][4];
-    float scale_log2 = load_q(q_fragments, p, piece.rows);
+    float scale_log2 = p.scale_log2;
+    // Queries, and the first tiles from `tile` on. These stand at the first places of `found`, which has the next ones then.
+    auto load_first = [&](int tile, KvRows::Place (&found)[NUM_STAGES + 1]) {
+#pragma unroll
+        for (int i = 0; i <= NUM_STAGES; ++i) found[i] = kv.find(tiles.first_key(tile + i * NUM_WARPS));
+#pragma unroll 1
+        for (int i = 0; i < NUM_STAGES; ++i) {
+            load_k(i, tile + i * NUM_WARPS, found[0]);
+            load_v(i, tile + i * NUM_WARPS, found[0]);
+#pragma unroll
+            for (int next = 0; next < NUM_STAGES; ++next) found[next] = found[next + 1];
+        }
+        if constexpr (Q_IN_REGISTERS || KV_BYTES == 1) scale_log2 = load_q(q_fragments, p, piece.rows);
+    };
+
+    KvRows::Place found[NUM_STAGES + 1];
+    load_first(tile, found);
     if constexpr (!Q_IN_REGISTERS) {
         share_q(q_tile, q_fragments);
         sync_block();
@@ -1369,7 +1393,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         if (tile >= piece.tile_end - p.trigger_tiles * NUM_WARPS) launch_dependents();  // the next kernel's prefetches follow
         const int ahead = tile + NUM_STAGES * NUM_WARPS;
         const KvRows::Place here = found[0];
-        found[0] = find(ahead + NUM_WARPS);
+        found[0] = kv.find(tiles.first_key(ahead + NUM_WARPS));
         float s[TILES_M][TILES_N][4];
         clear(s);
         copy_async_wait<2 * NUM_STAGES - 1>();

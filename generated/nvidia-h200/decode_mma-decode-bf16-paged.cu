@@ -1,97 +1,99 @@
 // decode_mma for decode-bf16-d128-paged on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
 // config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128
-//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false smem_bytes=65536
+//            min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=65536
 // resources  decode_mma: 209 registers, 0 bytes spilled, 128 threads, 65536 bytes of shared memory
 // resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b256-h32x8-q1-k2048-d128-page16 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false smem_bytes=65536 pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=1'
+// again      autotune source decode-bf16-b256-h32x8-q1-k2048-d128-page16 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=65536 pieces=512 last_block_merges=true prefetch_tiles=0 trigger_tiles=0'
 //
 // serves
 //   decode-bf16-b256-h32x8-q1-k2048-d128-page16
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=1
-//       497.712 us measured (17 TFLOP/s), 1.205 x as fast as the default
-//       the best of 43, 0 within noise of it, 2026-11-30 10:00:48 UTC
+//       launched with pieces=512 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
+//       482.952 us measured (18 TFLOP/s), 1.000 x as fast as the default
+//       the best of 35, 0 within noise of it, 2026-11-30 13:43:20 UTC
+//   decode-bf16-b32-h64x8-q1-k8192-d128-page16
+//       launched with pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       241.896 us measured (36 TFLOP/s), 1.000 x as fast as the default
+//       the best of 44, 3 within noise of it, 2026-11-30 13:43:25 UTC
+//   decode-bf16-b32-h32x8-q1-k8192-d128-page1
+//       launched with pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       244.36 us measured (18 TFLOP/s), 1.000 x as fast as the default
+//       the best of 45, 3 within noise of it, 2026-11-30 13:42:55 UTC
 //   decode-bf16-b32-h32x8-q1-k8192-d128-page16
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       247.368 us measured (17 TFLOP/s), 1.153 x as fast as the default
-//       the best of 39, 3 within noise of it, 2026-11-30 07:44:04 UTC
-//   decode-bf16-b1-h32x8-q1-k4096-d128-page16
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       10.1522 us measured (7 TFLOP/s), 1.033 x as fast as the default
-//       the best of 43, 0 within noise of it, 2026-11-30 10:00:30 UTC
+//       launched with pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       241.684 us measured (18 TFLOP/s), 1.000 x as fast as the default
+//       the best of 44, 3 within noise of it, 2026-11-30 13:43:01 UTC
+//   decode-bf16-b32-h32x8-q1-k8192-d128-page256
+//       launched with pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       241.732 us measured (18 TFLOP/s), 1.000 x as fast as the default
+//       the best of 44, 4 within noise of it, 2026-11-30 13:43:06 UTC
+//   decode-bf16-b32-h32x8-q1-k8192-d128-page64
+//       launched with pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       241.004 us measured (18 TFLOP/s), 1.000 x as fast as the default
+//       the best of 46, 4 within noise of it, 2026-11-30 13:43:11 UTC
 //
 // other winners, whose sources `autotune source PROBLEM` prints
 //   decode-bf16-b256-h64x8-q1-k2048-d64-sinks-page16
-//       with block_heads_kv=2 num_warps=2 q_in_registers=false min_blocks_per_sm=2 smem_bytes=36864
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       262.812 us measured (33 TFLOP/s), 1.312 x as fast as the default
-//       the best of 42, 2 within noise of it, 2026-11-30 10:03:42 UTC
-//   decode-bf16-b32-h64x8-q1-k8192-d128-page16
-//       with min_blocks_per_sm=2
-//       launched with pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       247.76 us measured (35 TFLOP/s), 1.000 x as fast as the default
-//       the best of 42, 3 within noise of it, 2026-11-30 10:00:52 UTC
-//   decode-bf16-b32-h32x8-q1-k8192-d128-page1
-//       with min_blocks_per_sm=2
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       249.092 us measured (17 TFLOP/s), 1.153 x as fast as the default
-//       the best of 15, 2 within noise of it, 2026-11-30 07:43:56 UTC
-//   decode-bf16-b32-h32x8-q1-k8192-d128-page256
-//       with min_blocks_per_sm=2
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       246.056 us measured (17 TFLOP/s), 1.142 x as fast as the default
-//       the best of 39, 4 within noise of it, 2026-11-30 07:44:12 UTC
-//   decode-bf16-b32-h32x8-q1-k8192-d128-page64
-//       with min_blocks_per_sm=2
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       246.768 us measured (17 TFLOP/s), 1.144 x as fast as the default
-//       the best of 39, 3 within noise of it, 2026-11-30 07:44:19 UTC
+//       with block_heads_kv=2 min_blocks_per_sm=1 speculative_start=true
+//       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
+//       250.784 us measured (34 TFLOP/s), 1.039 x as fast as the default
+//       the best of 47, 2 within noise of it, 2026-11-30 13:45:57 UTC
 //   decode-bf16-b32-h64x8-q1-k8192-d64-page1
-//       with min_blocks_per_sm=3 smem_bytes=36864
+//       with speculative_start=true smem_bytes=36864
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       129.158 us measured (33 TFLOP/s), 1.341 x as fast as the default
-//       the best of 1, 0 within noise of it, 2026-11-30 07:47:56 UTC
+//       125.404 us measured (34 TFLOP/s), 1.045 x as fast as the default
+//       the best of 34, 1 within noise of it, 2026-11-30 13:44:48 UTC
 //   decode-bf16-b32-h64x8-q1-k8192-d64-page16
-//       with min_blocks_per_sm=2 smem_bytes=36864
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       127.114 us measured (34 TFLOP/s), 1.375 x as fast as the default
-//       the best of 41, 4 within noise of it, 2026-11-30 07:48:07 UTC
+//       with smem_bytes=36864
+//       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
+//       123.654 us measured (35 TFLOP/s), 1.045 x as fast as the default
+//       the best of 46, 1 within noise of it, 2026-11-30 13:45:01 UTC
 //   decode-bf16-b32-h64x8-q1-k8192-d64-page256
-//       with min_blocks_per_sm=3 smem_bytes=36864
+//       with q_in_registers=false min_blocks_per_sm=3 smem_bytes=36864
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
-//       125.762 us measured (34 TFLOP/s), 1.328 x as fast as the default
-//       the best of 42, 3 within noise of it, 2026-11-30 07:48:23 UTC
+//       122.86 us measured (35 TFLOP/s), 1.045 x as fast as the default
+//       the best of 43, 1 within noise of it, 2026-11-30 13:45:12 UTC
 //   decode-bf16-b32-h64x8-q1-k8192-d64-page64
-//       with min_blocks_per_sm=2 smem_bytes=36864
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
-//       125.632 us measured (34 TFLOP/s), 1.036 x as fast as the default
-//       the best of 49, 5 within noise of it, 2026-11-30 09:40:11 UTC
-//   decode-bf16-b32-h64x8-q1-k8192-d64-sinks-page1
-//       with smem_bytes=36864
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       129.434 us measured (33 TFLOP/s), 1.036 x as fast as the default
-//       the best of 41, 2 within noise of it, 2026-11-30 10:03:29 UTC
-//   decode-bf16-b32-h64x8-q1-k8192-d64-sinks-page16
-//       with smem_bytes=36864
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       126.982 us measured (34 TFLOP/s), 1.038 x as fast as the default
-//       the best of 41, 3 within noise of it, 2026-11-30 10:03:35 UTC
-//   decode-bf16-b1-h32x8-q1-k65536-d128-page16
-//       with block_n=32 smem_bytes=131072
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       66.8491 us measured (16 TFLOP/s), 1.000 x as fast as the default
-//       the best of 40, 1 within noise of it, 2026-11-30 10:00:42 UTC
-//   decode-bf16-b1-h64x8-q1-k8192-d128-page16
-//       with q_in_registers=false min_blocks_per_sm=2 smem_bytes=69632
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       14.3198 us measured (19 TFLOP/s), 1.196 x as fast as the default
-//       the best of 43, 2 within noise of it, 2026-11-30 10:00:35 UTC
-//   decode-bf16-b1-h64x8-q1-k8192-d64-sinks-page16
 //       with q_in_registers=false smem_bytes=36864
+//       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
+//       121.76 us measured (35 TFLOP/s), 1.047 x as fast as the default
+//       the best of 47, 1 within noise of it, 2026-11-30 13:45:24 UTC
+//   decode-bf16-b32-h64x8-q1-k8192-d64-sinks-page1
+//       with speculative_start=true smem_bytes=36864
+//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       125.722 us measured (34 TFLOP/s), 1.045 x as fast as the default
+//       the best of 45, 2 within noise of it, 2026-11-30 13:45:34 UTC
+//   decode-bf16-b32-h64x8-q1-k8192-d64-sinks-page16
+//       with min_blocks_per_sm=1 speculative_start=true smem_bytes=36864
+//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       123.224 us measured (35 TFLOP/s), 1.047 x as fast as the default
+//       the best of 46, 0 within noise of it, 2026-11-30 13:45:45 UTC
+//   decode-bf16-b1-h32x8-q1-k65536-d128-page16
+//       with block_n=32 min_blocks_per_sm=1 speculative_start=true smem_bytes=131072
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
+//       65.1006 us measured (16 TFLOP/s), 1.000 x as fast as the default
+//       the best of 44, 2 within noise of it, 2026-11-30 13:42:48 UTC
+//   decode-bf16-b1-h64x8-q1-k8192-d128-page16
+//       with q_in_registers=false speculative_start=true smem_bytes=69632
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
+//       13.0265 us measured (21 TFLOP/s), 1.017 x as fast as the default
+//       the best of 46, 0 within noise of it, 2026-11-30 13:42:32 UTC
+//   decode-bf16-b8-h32x8-q1-k2048-d128-page16
+//       with q_in_registers=false speculative_start=true smem_bytes=69632
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=1
+//       19.2844 us measured (14 TFLOP/s), 1.218 x as fast as the default
+//       the best of 45, 1 within noise of it, 2026-11-30 13:42:38 UTC
+//   decode-bf16-b1-h64x8-q1-k8192-d64-sinks-page16
+//       with block_n=32 q_in_registers=false speculative_start=true smem_bytes=67584
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
-//       10.7927 us measured (12 TFLOP/s), 1.115 x as fast as the default
-//       the best of 43, 0 within noise of it, 2026-11-30 10:03:23 UTC
+//       8.95025 us measured (15 TFLOP/s), 1.126 x as fast as the default
+//       the best of 47, 0 within noise of it, 2026-11-30 13:44:32 UTC
+//   decode-bf16-b1-h32x8-q1-k4096-d128-page16
+//       with q_in_registers=false speculative_start=true smem_bytes=69632
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=1
+//       8.78059 us measured (8 TFLOP/s), 1.006 x as fast as the default
+//       the best of 47, 1 within noise of it, 2026-11-30 13:42:28 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -452,7 +454,7 @@ constexpr int NUM_WARPS = 4;
 constexpr int NUM_STAGES = 2;
 constexpr bool Q_IN_REGISTERS = true;
 constexpr int L2_PREFETCH = 128;
-constexpr int MIN_BLOCKS_PER_SM = 1;
+constexpr int MIN_BLOCKS_PER_SM = 2;
 constexpr int SMEM_BYTES = 65536;
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILES_M = BLOCK_M / 16, TILES_N = BLOCK_N / 8;
@@ -615,19 +617,19 @@ DEVICE int split_count(const Params& p, int tiles, float share) {
 }
 
 // The first sequence for which passed(batch, pieces of all sequences up to and with it) holds; batch is p.batch if there is
-// none. All lanes of a warp call it.
-template <typename How, typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
+// none. All lanes of a warp call it. length_at(batch) is a sequence's length.
+template <typename How, typename Length, typename Passed> DEVICE Cut find_cut(const Params& p, Length length_at, Passed passed) {
     i64 work = 0;
 #pragma unroll 1
     for (int batch = lane_id(); batch < p.batch; batch += WARP_SIZE) {
         const int queries = queries_of<How>(p, batch).count;
-        work += i64(tile_count(p, queries, length_of<How>(p, batch))) * unsplit_pieces(p, queries);
+        work += i64(tile_count(p, queries, length_at(batch))) * unsplit_pieces(p, queries);
     }
     const float share = tile_share(p, total_in_warp(work));
     int before = 0, slots_before = 0;
 #pragma unroll 1
     for (int batch = lane_id(); batch - lane_id() < p.batch; batch += WARP_SIZE) {
-        const int length = batch < p.batch ? length_of<How>(p, batch) : 0;
+        const int length = batch < p.batch ? length_at(batch) : 0;
         const Queries queries = batch < p.batch ? queries_of<How>(p, batch) : Queries{0, 0};
         const int splits = split_count(p, tile_count(p, queries.count, length), share);
         const int pieces = splits * unsplit_pieces(p, queries.count), slots = splits > 1 ? pieces : 0;
@@ -646,6 +648,9 @@ template <typename How, typename Passed> DEVICE Cut find_cut(const Params& p, Pa
         slots_before += total_in_warp(slots);
     }
     return {p.batch, 0, {0, 0}, 1, before, slots_before};
+}
+template <typename How, typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
+    return find_cut<How>(p, [&](int batch) { return length_of<How>(p, batch); }, passed);
 }
 
 // The cut of a piece, or of a sequence. Where all have p.seqlen_k keys and p.seqlen_q queries the host has counted the splits.
@@ -827,13 +832,17 @@ struct KvRows {
     struct Place { int page[ENTRIES], slot[ENTRIES]; };
 
     DEVICE Place find(int first_key) const {
+        return find(first_key, [](const int* entry) { return *entry; });
+    }
+    // The same with the table read by read(place of an entry).
+    template <typename Read> DEVICE Place find(int first_key, Read read) const {
         Place place;
 #pragma unroll
         for (int i = 0; i < ENTRIES; ++i) {
             const int key = first_key + lane_id() + i * WARP_SIZE;
             const int index = divide(key, page_magic, page_shift);
             place.slot[i] = key - index * page_size;
-            place.page[i] = begin <= key && key < end ? table[index] : 0;
+            place.page[i] = begin <= key && key < end ? read(table + index) : 0;
         }
         return place;
     }
@@ -946,13 +955,9 @@ DEVICE KeyPlace guess_place(const Params& p, int batch, int key) {
 // stands there, and nothing but L2 gets to know of it.
 struct Guessing { DEVICE static int read(const int* place) { return load_guess(place); } };
 
-// p.prefetch_tiles tiles of each warp, one key a thread.
-DEVICE void prefetch_piece(const Params& p) {
-    if (p.prefetch_tiles == 0) return;
-    const Cut cut = cut_of_piece<Guessing>(p, block_id());
-    if (cut.batch == p.batch) return;
-    const Piece piece(p, cut, block_id() - cut.first_piece);
-    const Tiles tiles(Mask(p, cut.queries.count, cut.length), cut.queries.count);
+// p.prefetch_tiles tiles of each warp of a piece, one key a thread.
+DEVICE void prefetch_piece(const Params& p, const Piece& piece, const Tiles& tiles) {
+    const Cut& cut = piece.cut;
     const KvElement *k = p.k + piece.rows.head_kv * p.k_head_stride, *v = p.v + piece.rows.head_kv * p.v_head_stride;
     const int tile_end = min_of(piece.tile_begin + p.prefetch_tiles * NUM_WARPS, piece.tile_end);
     const int begin = max_of(tiles.first_key(piece.tile_begin), tiles.key_begin);
@@ -976,6 +981,13 @@ DEVICE void prefetch_piece(const Params& p) {
             }
         }
     }
+}
+DEVICE void prefetch_piece(const Params& p) {
+    if (p.prefetch_tiles == 0) return;
+    const Cut cut = cut_of_piece<Guessing>(p, block_id());
+    if (cut.batch == p.batch) return;
+    const Piece piece(p, cut, block_id() - cut.first_piece);
+    prefetch_piece(p, piece, Tiles(Mask(p, cut.queries.count, cut.length), cut.queries.count));
 }
 // What softmax asks of the rows.
 struct Work {
@@ -1328,16 +1340,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
     const u32 ring = smem_base() + Q_BYTES + warp_id() * (NUM_STAGES * STAGE_BYTES);
     auto k_tile = [&](int stage) { return KTile{ring + stage * STAGE_BYTES}; };
     auto v_tile = [&](int stage) { return VTile{ring + stage * STAGE_BYTES + KTile::BYTES}; };
-
     int tile = piece.tile_begin + warp_id();  // the tile at work; the warp's next one is NUM_WARPS further
     KvRows kv(p, piece.rows, tiles.key_begin, tiles.key_end, tiles.first_key(tile));
     if (uniform(p)) wait_for_dependencies(kv.k, kv.v, tiles.first_key(tile));
-    const QTile q_tile{smem_base()};
-    if constexpr (!Q_IN_REGISTERS) {
-        load_q(q_tile, p, piece.rows);
-        copy_async_commit();
-    }
-    auto find = [&](int t) { return kv.find(tiles.first_key(t)); };
     // A group of copies is K or V of one tile, in turn, empty for tiles beyond the piece: so the group to wait for is
     // always the same number of groups back.
     auto load_k = [&](int stage, int t, const KvRows::Place& place) {
@@ -1348,22 +1353,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         if (t < piece.tile_end) kv.start_v(v_tile(stage), tiles.first_key(t), place);
         copy_async_commit();
     };
-    KvRows::Place found[NUM_STAGES + 1];  // of the next tiles to load
-#pragma unroll
-    for (int i = 0; i <= NUM_STAGES; ++i) found[i] = find(tile + i * NUM_WARPS);
-#pragma unroll 1
-    for (int i = 0; i < NUM_STAGES; ++i) {
-        load_k(i, tile + i * NUM_WARPS, found[0]);
-        load_v(i, tile + i * NUM_WARPS, found[0]);
-#pragma unroll
-        for (int next = 0; next < NUM_STAGES; ++next) found[next] = found[next + 1];
-    }
-
+    const QTile q_tile{smem_base()};
     u32 q_fragments[TILES_M][STEPS_D][4];
     float scale_log2 = p.scale_log2;
-    if constexpr (Q_IN_REGISTERS) {
-        scale_log2 = load_q(q_fragments, p, piece.rows);
-    } else {
+    // Queries, and the first tiles from `tile` on. These stand at the first places of `found`, which has the next ones then.
+    auto load_first = [&](int tile, KvRows::Place (&found)[NUM_STAGES + 1]) {
+        if constexpr (!Q_IN_REGISTERS) {
+            load_q(q_tile, p, piece.rows);
+            copy_async_commit();
+        }
+#pragma unroll
+        for (int i = 0; i <= NUM_STAGES; ++i) found[i] = kv.find(tiles.first_key(tile + i * NUM_WARPS));
+#pragma unroll 1
+        for (int i = 0; i < NUM_STAGES; ++i) {
+            load_k(i, tile + i * NUM_WARPS, found[0]);
+            load_v(i, tile + i * NUM_WARPS, found[0]);
+#pragma unroll
+            for (int next = 0; next < NUM_STAGES; ++next) found[next] = found[next + 1];
+        }
+        if constexpr (Q_IN_REGISTERS || KV_BYTES == 1) scale_log2 = load_q(q_fragments, p, piece.rows);
+    };
+
+    KvRows::Place found[NUM_STAGES + 1];
+    load_first(tile, found);
+    if constexpr (!Q_IN_REGISTERS) {
         copy_async_wait<2 * NUM_STAGES>();
         sync_block();
     }
@@ -1383,7 +1396,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         if (tile >= piece.tile_end - p.trigger_tiles * NUM_WARPS) launch_dependents();  // the next kernel's prefetches follow
         const int ahead = tile + NUM_STAGES * NUM_WARPS;
         const KvRows::Place here = found[0];
-        found[0] = find(ahead + NUM_WARPS);
+        found[0] = kv.find(tiles.first_key(ahead + NUM_WARPS));
         float s[TILES_M][TILES_N][4];
         clear(s);
         copy_async_wait<2 * NUM_STAGES - 1>();

@@ -79,19 +79,19 @@ DEVICE int split_count(const Params& p, int tiles, float share) {
 }
 
 // The first sequence for which passed(batch, pieces of all sequences up to and with it) holds; batch is p.batch if there is
-// none. All lanes of a warp call it.
-template <typename How, typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
+// none. All lanes of a warp call it. length_at(batch) is a sequence's length.
+template <typename How, typename Length, typename Passed> DEVICE Cut find_cut(const Params& p, Length length_at, Passed passed) {
     i64 work = 0;
 #pragma unroll 1
     for (int batch = lane_id(); batch < p.batch; batch += WARP_SIZE) {
         const int queries = queries_of<How>(p, batch).count;
-        work += i64(tile_count(p, queries, length_of<How>(p, batch))) * unsplit_pieces(p, queries);
+        work += i64(tile_count(p, queries, length_at(batch))) * unsplit_pieces(p, queries);
     }
     const float share = tile_share(p, total_in_warp(work));
     int before = 0, slots_before = 0;
 #pragma unroll 1
     for (int batch = lane_id(); batch - lane_id() < p.batch; batch += WARP_SIZE) {
-        const int length = batch < p.batch ? length_of<How>(p, batch) : 0;
+        const int length = batch < p.batch ? length_at(batch) : 0;
         const Queries queries = batch < p.batch ? queries_of<How>(p, batch) : Queries{0, 0};
         const int splits = split_count(p, tile_count(p, queries.count, length), share);
         const int pieces = splits * unsplit_pieces(p, queries.count), slots = splits > 1 ? pieces : 0;
@@ -110,6 +110,9 @@ template <typename How, typename Passed> DEVICE Cut find_cut(const Params& p, Pa
         slots_before += total_in_warp(slots);
     }
     return {p.batch, 0, {0, 0}, 1, before, slots_before};
+}
+template <typename How, typename Passed> DEVICE Cut find_cut(const Params& p, Passed passed) {
+    return find_cut<How>(p, [&](int batch) { return length_of<How>(p, batch); }, passed);
 }
 
 // The cut of a piece, or of a sequence. Where all have p.seqlen_k keys and p.seqlen_q queries the host has counted the splits.

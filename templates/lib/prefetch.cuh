@@ -3,13 +3,9 @@
 // stands there, and nothing but L2 gets to know of it.
 struct Guessing { DEVICE static int read(const int* place) { return load_guess(place); } };
 
-// p.prefetch_tiles tiles of each warp, one key a thread.
-DEVICE void prefetch_piece(const Params& p) {
-    if (p.prefetch_tiles == 0) return;
-    const Cut cut = cut_of_piece<Guessing>(p, block_id());
-    if (cut.batch == p.batch) return;
-    const Piece piece(p, cut, block_id() - cut.first_piece);
-    const Tiles tiles(Mask(p, cut.queries.count, cut.length), cut.queries.count);
+// p.prefetch_tiles tiles of each warp of a piece, one key a thread.
+DEVICE void prefetch_piece(const Params& p, const Piece& piece, const Tiles& tiles) {
+    const Cut& cut = piece.cut;
     const KvElement *k = p.k + piece.rows.head_kv * p.k_head_stride, *v = p.v + piece.rows.head_kv * p.v_head_stride;
     const int tile_end = min_of(piece.tile_begin + p.prefetch_tiles * NUM_WARPS, piece.tile_end);
     const int begin = max_of(tiles.first_key(piece.tile_begin), tiles.key_begin);
@@ -34,3 +30,12 @@ DEVICE void prefetch_piece(const Params& p) {
         }
     }
 }
+//% if not speculative_start
+DEVICE void prefetch_piece(const Params& p) {
+    if (p.prefetch_tiles == 0) return;
+    const Cut cut = cut_of_piece<Guessing>(p, block_id());
+    if (cut.batch == p.batch) return;
+    const Piece piece(p, cut, block_id() - cut.first_piece);
+    prefetch_piece(p, piece, Tiles(Mask(p, cut.queries.count, cut.length), cut.queries.count));
+}
+//% endif

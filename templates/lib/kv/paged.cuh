@@ -22,13 +22,17 @@ struct KvRows {
     struct Place { int page[ENTRIES], slot[ENTRIES]; };
 
     DEVICE Place find(int first_key) const {
+        return find(first_key, [](const int* entry) { return *entry; });
+    }
+    // The same with the table read by read(place of an entry).
+    template <typename Read> DEVICE Place find(int first_key, Read read) const {
         Place place;
 #pragma unroll
         for (int i = 0; i < ENTRIES; ++i) {
             const int key = first_key + lane_id() + i * WARP_SIZE;
             const int index = divide(key, page_magic, page_shift);
             place.slot[i] = key - index * page_size;
-            place.page[i] = begin <= key && key < end ? table[index] : 0;
+            place.page[i] = begin <= key && key < end ? read(table + index) : 0;
         }
         return place;
     }
