@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from fake_arrays import fake_gpu, qkv  # noqa: F401 (a fixture)
 from simulator_probes import finding, run
@@ -151,7 +152,7 @@ def test_calls_launch_decode_kernels_as_their_config_says(gpu):
 def test_it_needs_sm_90_and_leaves_no_trace_elsewhere():
     problem = Problem.parse("decode-bf16-b1-h32x8-q1-k4096-d128-page16")
     assert KERNEL.default(problem, H200)["dependent_launch"] and not KERNEL.default(problem, A100)["dependent_launch"]
-    early, plain = (config(problem, dependent_launch=value) for value in (True, False))
+    early, plain = config(problem), config(problem, dependent_launch=False, speculative_start=False)
     assert KERNEL.illegal(problem.static, early, A100) == "dependent_launch needs compute capability 9.0, the GPU has 8.0"
     words = re.compile("griddepcontrol|wait_for_dep|launch_dep|dependent_launch|prefetch_|guess", re.I)
     assert words.search(render(problem.static, early, "sm_90")) and not words.search(render(problem.static, plain, "sm_80"))
@@ -202,14 +203,18 @@ def test_what_comes_before_it_is_found(seed, body, words):
 GUESS = "const int* in = reinterpret_cast<const int*>(p.in); const int guess = load_guess(in + thread_id());\n"
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_l2_may_fetch_before_the_wait_and_guesses_may_be_wrong(seed):
+def test_l2_may_fetch_before_the_wait_and_of_guesses_none_few_or_many_are_wrong():
     body = GUESS + "prefetch_l2(p.in + (guess & 7) * 4, 144); prefetch_l2(p.out, 16);\n" + WAIT + \
         "p.out[thread_id()] = guess; p.out[32 + thread_id()] = load_guess(in + thread_id());"
-    out, simulation = run(body, seed=seed, dependent=True)
-    right = out[:32] == range(32)
-    assert simulation.findings == () and 0 < right.sum() < 32 and (out[32:] == range(32)).all()
-    out, _ = run(body, seed=seed)
+    wrong, near = [], 0
+    for seed in range(40):
+        out, simulation = run(body, seed=seed, dependent=True)
+        assert simulation.findings == () and (out[32:] == range(32)).all()
+        away = abs(out[:32].view(np.int32).astype(int) - range(32))
+        wrong.append((away > 0).sum())
+        near += ((0 < away) & (away <= 16)).sum()
+    assert 5 < wrong.count(0) and any(0 < count < 3 for count in wrong) and max(wrong) > 4 and 0 < near < sum(wrong)
+    out, _ = run(body)
     assert (out == [*range(32), *range(32)]).all()
 
 
@@ -247,12 +252,13 @@ def test_prefetches_come_with_dependent_launches_only():
     assert KERNEL.illegal(problem.static, config(problem, prefetch_tiles=0), H200) is None
 
 
-CASES = [("decode-bf16-b2-h8x1-q3-k300-d64-causal-page16", dict(num_warps=2, pieces=64), 1),
+CASES = [("decode-bf16-b2-h8x1-q3-k300-d64-causal-page16", dict(num_warps=2, pieces=64, speculative_start=False), 1),
+         ("decode-bf16-b2-h8x1-q3-k300-d64-causal-page16", dict(num_warps=2, pieces=64, speculative_start=True), 1),
          ("decode-bf16-b2-h8x1-q1-k300-d64", dict(num_warps=2, pieces=64), 1),
          ("decode-fp16-b2-h10x2-q4-k300-d40", dict(block_m=32, num_warps=2, q_in_registers=False, last_block_merges=False), 2)]
 
 
-@pytest.mark.parametrize("text, values, waits", CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize("text, values, waits", CASES)
 def test_every_wait_of_decode_kernels_is_needed(text, values, waits):
     """Each that a case executes, taken away, is missed; what is left is right."""
     problem = Problem.parse(text)
@@ -263,4 +269,4 @@ def test_every_wait_of_decode_kernels_is_needed(text, values, waits):
               if match.start() > source.index("using Element =")]
     found = [simulator.verify(problem, chosen, (0,), ("random",), source=source[:begin] + ";" + source[end:]).message
              for begin, end in places]
-    assert len(places) == 3 and [message.startswith("dependency") for message in found].count(True) == waits, found
+    assert len(places) == (2 if chosen["speculative_start"] else 3) and [message.startswith("dependency") for message in found].count(True) == waits, found
