@@ -269,4 +269,5 @@ def test_every_wait_of_decode_kernels_is_needed(text, values, waits):
               if match.start() > source.index("using Element =")]
     found = [simulator.verify(problem, chosen, (0,), ("random",), source=source[:begin] + ";" + source[end:]).message
              for begin, end in places]
-    assert len(places) == (2 if chosen["speculative_start"] else 3) and [message.startswith("dependency") for message in found].count(True) == waits, found
+    assert len(places) == (2 if chosen["speculative_start"] else 3)
+    assert [message.startswith("dependency") for message in found].count(True) == waits, found

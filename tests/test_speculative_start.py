@@ -66,7 +66,8 @@ def test_other_sources_have_nothing_of_it():
 
 
 @pytest.mark.parametrize("text, values", [
-    (PAGED, {}), (PAGED, dict(q_in_registers=False, prefetch_tiles=2)), (PAGED, dict(num_stages=3, num_warps=2, prefetch_tiles=0)),
+    (PAGED, {}), (PAGED, dict(q_in_registers=False, prefetch_tiles=2)),
+    (PAGED, dict(num_stages=3, num_warps=2, prefetch_tiles=0)),
     (PAGED, dict(block_n=32, last_block_merges=False)),
     ("decode-bf16-b3-h4x2-q1-k200-d64-page3", dict(num_warps=2, pieces=64)),
     ("decode-fp16-b2-h10x2-q4-k300-d40-causal-page1", dict(num_warps=2)),
@@ -91,7 +92,8 @@ MUTANTS = [
     ("only a lane's own pages count", "!any_in_warp(length_now != length || !same_pages(taken, now))",
      "(length_now == length && same_pages(taken, now))"),
     ("pages are any number", "max_of(0, min_of(load_guess(entry), pages - 1))", "load_guess(entry)"),
-    ("what was started in vain may come late", "            copy_async_wait<0>();\n            sync_warp();\n        }", "        }"),
+    ("what was started in vain may come late", "            copy_async_wait<0>();\n            sync_warp();\n        }",
+     "        }"),
     ("the piece is guessed for more sequences than lanes", "p.batch <= WARP_SIZE", "true"),
 ]
 

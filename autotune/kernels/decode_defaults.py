@@ -32,9 +32,9 @@ def stands_alone(problem: Problem, unsplit: int, gpu: Gpu) -> bool:
 
 
 def speculates(problem: Problem, unsplit: int, gpu: Gpu) -> bool:
-    """Whether blocks over pages begin before they know what stands there: where sequences are few enough to be cut, so that a step
-    is short (3.6 against 4.6 us: a window of 128, batch 1; 9.4 against 10.8: 8k; 20.2 against 21.1: batch 8, 2k). Where the SMs are
-    full until the end, blocks come too late for it (129 against 127 us: batch 32, 8k)."""
+    """Whether blocks over pages begin before they know what stands there: where sequences are few enough to be cut, so that a
+    step is short (3.6 against 4.6 us: a window of 128, batch 1; 9.4 against 10.8: 8k; 20.2 against 21.1: batch 8, 2k). Where the
+    SMs are full until the end, blocks come too late for it (129 against 127 us: batch 32, 8k)."""
     return problem.kv == "paged" and unsplit <= gpu.sms
 
 

@@ -7,16 +7,15 @@ from typing import Mapping
 
 from ..config import Config, Parameter, Value
 from ..gpu import Gpu
-from ..problem import DTYPE_BYTES, Problem, Static
+from ..problem import Problem, Static
 from .base import WARP_SIZE, Step, resident_blocks
 from .decode import DECODE_FIELDS, MAX_CLUSTER, DecodeKernel, row_tiles, rows_of, unsplit_pieces
 from .decode_defaults import early_tiles, is_short, pieces, skeletons, speculates, stands_alone
-from .limits import MAX_REGISTERS, registers_available, registers_exceeded, shared_memory_exceeded, threads_exceeded
+from .decode_rules import RULES, key_bytes, kv_bytes, smem_bytes, whole_fragments
+from .limits import MAX_REGISTERS, registers_available, shared_memory_exceeded
 
-PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
 COMBINE_THREADS = 128
 COMBINE_BYTES = 96 * 1024  # statistics of every split and row, 32 KB at the most, and O of some splits
-STATISTICS_BYTES = 4096 * 8  # maximum and sum of every split and row
 
 LATENCY_US = 0.8  # of a load from HBM
 # From one load into a buffer to the next, while all SMs read: with 32 KB in flight 128 blocks read 3.04 TB/s on an H200, 256 with
@@ -34,90 +33,6 @@ SPECULATION_GAIN_US = 1.0  # 0.7 to 1.5 measured at batch 1 (a window of 128 to 
 L2_LINE_BYTES, HALF_LINES = 128, 0.9
 
 
-def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
-    return shared_memory_exceeded(smem_bytes(static, v), gpu, v["min_blocks_per_sm"])
-
-
-def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
-    threads, blocks = v["num_warps"] * WARP_SIZE, v["min_blocks_per_sm"]
-    return threads_exceeded(threads, gpu, blocks) or registers_exceeded(live_registers(static, v),
-                                                                        registers_available(threads, gpu, blocks))
-
-
-def dependence(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
-    if v["dependent_launch"] and gpu.arch < 90:
-        return f"dependent_launch needs compute capability 9.0, the GPU has {gpu.arch / 10}"
-    return None
-
-
-def clusters(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
-    if v["cluster_merges"] and gpu.arch < 90:
-        return f"cluster_merges needs compute capability 9.0, the GPU has {gpu.arch / 10}"
-    if v["cluster_merges"] and (static.kv != "dense" or static.packed):
-        return "cluster_merges needs lengths that the host knows, so a cache without pages and as many queries of each sequence"
-    return None
-
-
-def speculation(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
-    if v["speculative_start"] and not v["dependent_launch"]:
-        return "speculative_start needs dependent_launch"
-    if v["speculative_start"] and static.kv != "paged":
-        return "speculative_start is for a cache of pages"
-    return None
-
-
-def whole_fragments(of: Problem | Static) -> bool:
-    """Whether the 16 columns of a fragment are always of one head."""
-    return of.head_dim % 16 == 0 and of.head_dim_v % 16 == 0
-
-
-def pairs(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
-    if v["block_heads_kv"] > 1 and not whole_fragments(static):
-        return (f"block_heads_kv is {v['block_heads_kv']}; head dims of {static.head_dim} and {static.head_dim_v} allow 1, more "
-                "need multiples of 16")
-    widest = v["block_heads_kv"] * max(static.head_dim, static.head_dim_v) * DTYPE_BYTES[static.kv_dtype]
-    if widest > WARP_SIZE * 16:
-        return (f"block_heads_kv is {v['block_heads_kv']}, so a key has {widest} bytes; a warp copies up to {WARP_SIZE * 16} at "
-                "a time")
-    return None
-
-
-def live_registers(static: Static, v: Mapping[str, Value]) -> int:
-    """Registers that the tiles of one thread take, plus what addresses and statistics need at the least."""
-    tiles_m, heads = v["block_m"] // 16, v["block_heads_kv"]
-    scores = tiles_m * v["block_n"] // 8 * 4
-    output = tiles_m * heads * math.ceil(static.head_dim_v / 16) * 2 * 4
-    q = tiles_m * heads * math.ceil(static.head_dim / 16) * 4 if v["q_in_registers"] else 0
-    return output + scores + q + 40
-
-
-def tile_bytes(rows: int, columns: int) -> int:
-    return rows * math.ceil(columns / PANEL) * PANEL * 2
-
-
-def stage_bytes(static: Static, v: Mapping[str, Value]) -> int:
-    """Of a tile of K and one of V. Tiles are counted in columns of 16 bits."""
-    columns = (v["block_heads_kv"] * dim * DTYPE_BYTES[static.kv_dtype] // 2 for dim in (static.head_dim, static.head_dim_v))
-    return sum(tile_bytes(v["block_n"], count) for count in columns)
-
-
-def kv_bytes(static: Static, v: Mapping[str, Value]) -> int:
-    """In global memory, of a tile of K and one of V."""
-    return v["block_n"] * v["block_heads_kv"] * (static.head_dim + static.head_dim_v) * DTYPE_BYTES[static.kv_dtype]
-
-
-def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
-    q = 0 if v["q_in_registers"] else tile_bytes(v["block_m"], v["block_heads_kv"] * static.head_dim)
-    streaming = q + v["num_warps"] * v["num_stages"] * stage_bytes(static, v)
-    merging = v["num_warps"] * v["block_m"] * ((static.head_dim_v + 8) * 4 + 8) + 16
-    return max(streaming, merging, STATISTICS_BYTES + v["block_m"] * static.head_dim_v * 4)
-
-
-def key_bytes(of: Problem | Static) -> int:
-    """Of one head's key in the cache, or of its value if that is shorter."""
-    return min(of.head_dim, of.head_dim_v) * DTYPE_BYTES[of.kv_dtype]
-
-
 def paired(problem: Problem) -> bool:
     """Whether two key/value heads make a line of L2 full that one does not, and fit a tile of 16 rows and the registers."""
     fit = rows_of(problem) <= 8 and max(problem.head_dim, problem.head_dim_v) <= 128
@@ -129,7 +44,8 @@ def enough_bytes_in_flight(gpu: Gpu) -> float:
     return READ_SHARE * gpu["bandwidth_gb_s"] * 1e3 * RING_US / gpu.sms
 
 
-NO_CONSTANTS = ("DEPENDENT_LAUNCH", "CLUSTER_MERGES", "SPECULATIVE_START")  # before sm_90 the source must not name their instructions
+# What is compiled in by name, not as a constant: before sm_90 the source must not name their instructions.
+NO_CONSTANTS = ("DEPENDENT_LAUNCH", "CLUSTER_MERGES", "SPECULATIVE_START")
 
 
 class DecodeMma(DecodeKernel):
@@ -153,8 +69,7 @@ class DecodeMma(DecodeKernel):
         Parameter("cluster_merges", (False, True), "compile",
                   "where the host cuts sequences: merge splits in a cluster, through its shared memory", absent=False),
         Parameter("speculative_start", (False, True), "compile",
-                  "over pages: begin with the lengths and pages that stand there while the kernel before still runs, then look again",
-                  absent=False),
+                  "over pages: begin with what stands there while the kernel before still runs, then look again", absent=False),
         Parameter("smem_bytes", (), "compile", "dynamic shared memory that the launch requests", derived=True),
         Parameter("pieces", (64, 96, 132, 216, 264, 396, 512, 792, 1056, 2112, 4096), "launch",
                   "about how many blocks share the work"),
@@ -167,7 +82,7 @@ class DecodeMma(DecodeKernel):
                   "tiles that each warp still has when it lets the next kernel come into place", absent=0,
                   needs="dependent_launch", optional=True),
     )
-    rules = (dependence, clusters, speculation, pairs, shared_memory, registers)
+    rules = RULES
     fields = DECODE_FIELDS
 
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:
