@@ -11,12 +11,14 @@ Nothing here imports torch or CuPy before an array of theirs has been seen.
 
 from __future__ import annotations
 
+import threading
 from functools import lru_cache
 
 from .kernels.forward import SINK_DTYPES
 
 DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 DLPACK_CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
+PER_THREAD = 2  # the handle of a thread's own default stream
 
 
 class AttentionError(ValueError):
@@ -291,6 +293,11 @@ def is_capturing(stream: int) -> bool:
         return runtime.streamIsCapturing(stream)
     except RuntimeError:
         return True
+
+
+def stream_key(stream: int):
+    """What names the stream of this handle in this process: each thread has a default stream of its own, with one handle."""
+    return (stream, threading.get_ident()) if stream == PER_THREAD else stream
 
 
 def _type_name(array) -> str:

@@ -10,40 +10,53 @@ into a CUDA graph, they become branches of it. A higher priority for the first o
 
 from __future__ import annotations
 
+from .arrays import stream_key
+
 NON_BLOCKING, NO_TIMING = 1, 2  # cudaStreamNonBlocking, cudaEventDisableTiming
 
-_beside: dict[tuple[int, int], Beside] = {}  # by (device, stream)
+DEFAULT_STREAMS = 0, 1, 2  # of whatever device is current: handles of the legacy one (two of them) and of a thread's own
+
+_beside: dict[tuple, Beside] = {}  # by device and stream_key
 
 
 class Beside:
     """A stream, and the events that tie it to the one that it is beside. Each stream has its own, as two threads may capture
     theirs at the same time. It lives as long as the process: a graph may hold it."""
 
-    __slots__ = ("stream", "_of", "_begin", "_end", "_record", "_wait")
+    __slots__ = ("stream", "_of", "_device", "_begin", "_end", "_record", "_wait")
 
     def __init__(self, device: int, stream: int):
         on_device, runtime = _cuda()
-        self._of = stream
+        self._of, self._device = stream, on_device(device)
         self._record, self._wait = runtime.eventRecord, runtime.streamWaitEvent
-        with on_device(device):
+        with self._device:
             self.stream = runtime.streamCreateWithFlags(NON_BLOCKING)
             self._begin, self._end = (runtime.eventCreateWithFlags(NO_TIMING) for _ in range(2))
 
     def __enter__(self) -> int:
-        self._record(self._begin, self._of)
-        self._wait(self.stream, self._begin)
+        self._order(self._begin, self._of, self.stream)
         return self.stream
 
     def __exit__(self, *_) -> None:
-        self._record(self._end, self.stream)
-        self._wait(self._of, self._end)
+        self._order(self._end, self.stream, self._of)
+
+    def _order(self, event: int, before: int, after: int) -> None:
+        """What is enqueued on `after` from now on waits for what has been on `before`."""
+        if self._of in DEFAULT_STREAMS:
+            with self._device:
+                self._record(event, before)
+                self._wait(after, event)
+        else:
+            self._record(event, before)
+            self._wait(after, event)
 
 
 def beside(device: int, stream: int) -> Beside:
     """The stream beside `stream` (a cudaStream_t as int), to be entered."""
-    found = _beside.get((device, stream))
+    key = device, stream_key(stream)
+    found = _beside.get(key)
     if found is None:
-        found = _beside.setdefault((device, stream), Beside(device, stream))
+        found = _beside.setdefault(key, Beside(device, stream))
     return found
 
 

@@ -39,11 +39,11 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
     a forward kernel's, which is launched too unless `max_seqlen_q` says that there are none. A sequence must not have more than
     `max_seqlen_q` queries; None is as many as there are. Rows of q that are no sequence's leave those of out as they were.
 
-    Slots beyond a length and table entries of pages beyond it are never read. Lengths beyond the cache count as full; with
-    `check` they raise, and so do page numbers out of range and a cu_seqlens_q that does not count up, which else are the
-    caller's business: looking takes a synchronisation. `max_seqlen_k` says how long sequences are about, and helps choose a
-    config; it never changes the result. `num_splits` is into how many parts each sequence's keys are cut where it has up to 16
-    queries; None leaves that to the config. The other arguments are as in `attention`.
+    What stands in slots beyond a length and in table entries of pages beyond it never matters, whatever it is. Lengths beyond
+    the cache count as full; with `check` they raise, and so do page numbers out of range and a cu_seqlens_q that does not
+    count up, which else are the caller's business: looking takes a synchronisation. `max_seqlen_k` says how long sequences are
+    about, and helps choose a config; it never changes the result. `num_splits` is into how many parts each sequence's keys are
+    cut where it has up to 16 queries; None leaves that to the config. The other arguments are as in `attention`.
 
     A cache may be 8-bit, float8_e4m3fn (with CuPy its bytes, uint8), under queries of 16 bits, up to 16 of a sequence: keys are
     then k_cache * k_scale and values v_cache * v_scale. A scale is a number, or float32 on the device, one or (Hkv,); None is 1.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 
+from .arrays import stream_key
+
 RESERVE = 1 << 18  # tickets set aside for captured graphs at a time: 1 MB, enough for 128 calls of 2048 sequences and heads
 LEAST_TICKETS = 4096
 
 _lock = threading.Lock()
-_in_use: dict[tuple, tuple[object, int, int]] = {}  # (library, device, stream, beside) -> (array, pointer, tickets)
+_in_use: dict[tuple, tuple[object, int, int]] = {}  # (library, device, stream_key, beside) -> (array, pointer, tickets)
 _reserve: dict[tuple, tuple[object, int, int]] = {}  # (library, device) -> (array, pointer of the next free one, tickets left)
 _kept: list[object] = []  # arrays that captured graphs point into
 
@@ -21,10 +23,11 @@ def take(library, like, device: int, stream: int, count: int, capturing: bool, b
     """
     with _lock:
         if not capturing:
-            entry = _in_use.get((library, device, stream, beside))
+            key = library, device, stream_key(stream), beside
+            entry = _in_use.get(key)
             if entry is None or entry[2] < count:
                 array = library.zeros_int32(like, (max(count, LEAST_TICKETS),))
-                entry = _in_use[library, device, stream, beside] = array, library.pointer(array), max(count, LEAST_TICKETS)
+                entry = _in_use[key] = array, library.pointer(array), max(count, LEAST_TICKETS)
                 if (library, device) not in _reserve:
                     set_aside(library, like, device)
             return entry[1], entry[0]

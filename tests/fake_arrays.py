@@ -7,7 +7,6 @@ decoded from the packed struct, and the answer is computed from that alone.
 import ctypes
 import struct
 import warnings
-from contextlib import nullcontext
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -244,19 +243,41 @@ def _attend_packed(p, *compiled):
     fake_varlen.attend(p, *compiled, _attend, decode_map)
 
 
+class OnDevice:
+    """A context in which a device is the current one."""
+
+    def __init__(self, runtime, device: int):
+        self.runtime, self.device, self.before = runtime, device, []
+
+    def __enter__(self):
+        self.before.append(self.runtime.current)
+        self.runtime.current = self.device
+
+    def __exit__(self, *_):
+        self.runtime.current = self.before.pop()
+
+
 class FakeRuntime:
-    """What `fork` asks of the CUDA runtime: one line of `log` for each event that is recorded or waited for."""
+    """What `fork` asks of the CUDA runtime: one line of `log` for each event that is recorded or waited for. An event is recorded
+    on streams of its own device only; default streams are those of the current one."""
 
     def __init__(self):
-        self.log, self.made = [], 0
+        self.log, self.made, self.current, self.device_of = [], 0, 0, {}
+
+    def on_device(self, device: int):
+        return OnDevice(self, device)
 
     def _make(self, *_) -> int:
         self.made += 1
+        self.device_of[900 + self.made] = self.current
         return 900 + self.made
 
     streamCreateWithFlags = eventCreateWithFlags = _make
 
     def eventRecord(self, event: int, stream: int) -> None:
+        owner = self.device_of[event]
+        if self.device_of.get(stream, self.current if stream in (0, 1, 2) else owner) != owner:
+            raise RuntimeError("cudaErrorInvalidResourceHandle: an event of one device, a stream of another")
         self.log.append(("record", event, stream))
 
     def streamWaitEvent(self, stream: int, event: int) -> None:
@@ -283,7 +304,7 @@ def install(monkeypatch):
     monkeypatch.setattr(launch, "_cupy", lambda: (fake, fake))
     monkeypatch.setattr(launch, "_loaded", {})
     fake.runtime = FakeRuntime()
-    monkeypatch.setattr(fork, "_cuda", lambda: (nullcontext, fake.runtime))
+    monkeypatch.setattr(fork, "_cuda", lambda: (fake.runtime.on_device, fake.runtime))
     monkeypatch.setattr(tensormap, "_encoder", lambda: encode_map)
     monkeypatch.setattr(dependent, "_driver_launch", lambda: fake.launchKernelEx)
     monkeypatch.setitem(arrays.LIBRARIES, Tensor, library)

@@ -285,3 +285,33 @@ def test_a_mixed_batch_waits_for_what_comes_before_and_is_waited_for(cupy, gpu, 
             again[n % 2]()
             stream.synchronize()
             assert same(out, wanted[n % 2])
+
+
+def test_a_mixed_batch_and_a_decode_step_after_it_are_captured_on_a_stream_of_torchs_own(torch, gpu):
+    """A stream that no call was made on: the one beside it is made within the capture, and the step after comes early."""
+    generator = torch.Generator(device="cuda").manual_seed(0)
+
+    def random(*shape):
+        return torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+
+    counts = (1, 1, 300, 1, 64)
+    k, v, q, steps = random(260, 16, 2, 64), random(260, 16, 2, 64), random(sum(counts), 16, 64), random(5, 1, 16, 64)
+    table = torch.randperm(260, generator=generator, device="cuda")[:240].to(torch.int32).view(5, 48)
+    lengths = torch.tensor([768, 5, 512, 700, 100], dtype=torch.int32, device="cuda")
+    starts = torch.tensor(np.concatenate([[0], np.cumsum(counts)]), dtype=torch.int32, device="cuda")
+
+    def both():
+        return (autotune.attention_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table, cu_seqlens_q=starts,
+                                                max_seqlen_q=300),
+                autotune.attention_with_kvcache(steps, k, v, cache_seqlens=lengths, page_table=table))
+
+    both()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = both()
+    for length in (768, 300, 0):
+        lengths[0] = length
+        for array in got:
+            array.fill_(float("nan"))
+        graph.replay()
+        assert all(torch.equal(one, other) for one, other in zip(got, both()))

@@ -1,9 +1,14 @@
 """Two launches of one call on two streams: who waits for what."""
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 from fake_arrays import fake_gpu  # noqa: F401 (a fixture)
 
-from autotune import fork
+from autotune import fork, tickets
+
+LIKE = SimpleNamespace(device=0)
 
 
 def test_each_stream_has_one_beside_it_for_good(gpu):
@@ -26,3 +31,29 @@ def test_a_launch_that_fails_does_not_leave_the_other_one_behind(gpu):
         with fork.beside(0, 7):
             raise RuntimeError("the second launch failed")
     assert gpu.runtime.log[-1][::2] == ("wait", 7)
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_a_default_stream_is_that_of_the_arrays_device(gpu, stream):
+    with fork.beside(1, stream) as other:
+        assert gpu.runtime.device_of[other] == 1
+    assert gpu.runtime.current == 0 and len(gpu.runtime.log) == 4
+
+
+def test_each_thread_has_its_own_default_stream(gpu):
+    """One handle names them all."""
+    found = []
+    threads = [threading.Thread(target=lambda: found.append([fork.beside(0, stream) for stream in (2, 7)])) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    alive = [fork.beside(0, stream) for stream in (2, 7)]
+    for thread in threads:
+        thread.join()
+    (a, shared), (b, same) = alive, found[0]
+    assert a is not b and shared is same
+    counters = {tickets.take(gpu.library, LIKE, 0, stream, 1, False)[0] for stream in (2, 7)}
+    other = []
+    thread = threading.Thread(target=lambda: other.extend(tickets.take(gpu.library, LIKE, 0, s, 1, False)[0] for s in (2, 7)))
+    thread.start()
+    thread.join()
+    assert len(counters) == 2 and other[0] not in counters and other[1] in counters

@@ -31,6 +31,7 @@ def verified(problem, chosen, seeds=(0, 1, 2, 3), kinds=("random", "masked_nan")
 @pytest.mark.parametrize("text, gpu, chosen", [
     ("b1-h32x8-q1-k4096-d128-page16", H200, True), ("b8-h32x8-q1-k2048-d128-page16", H200, True),
     ("b1-h64x8-q1-k8192-d64-left127-page16", H200, True), ("b32-h32x8-q1-k8192-d128-page16", H200, False),
+    ("b64-h8x1-q1-k8192-d128-page16", H200, False), ("b4-h32x8-q4-k900-d128-causal-page16-packed", H200, False),
     ("b1-h32x8-q1-k4096-d128", H200, False), ("b1-h32x8-q1-k4096-d128-page16", A100, False)])
 def test_the_default_begins_early_over_pages_where_sequences_are_few(text, gpu, chosen):
     problem = Problem.parse(f"decode-bf16-{text}")
@@ -85,24 +86,44 @@ def test_results_are_right_whatever_was_guessed(text, values):
 
 
 ALL = "known || !any_in_warp(length_now != length || !same_pages(taken, now))"
+ANEW = "            copy_async_wait<0>();\n            sync_warp();\n        }"
+FEW = dict(num_warps=2, pieces=64)
+LAST = "for (int i = 0; i <= NUM_STAGES; ++i)\n#pragma unroll\n            for (int n = 0; n < KvRows::ENTRIES"
 MUTANTS = [
-    ("whatever was guessed is taken", ALL, "true"),
-    ("lengths are not looked at again", ALL, "known || !any_in_warp(!same_pages(taken, now))"),
-    ("pages are not looked at again", ALL, "known || !any_in_warp(length_now != length)"),
-    ("only a lane's own pages count", "!any_in_warp(length_now != length || !same_pages(taken, now))",
+    ("whatever was guessed is taken", PAGED, FEW, ALL, "true"),
+    ("lengths are not looked at again", PAGED, FEW, ALL, "known || !any_in_warp(!same_pages(taken, now))"),
+    ("pages are not looked at again", PAGED, FEW, ALL, "known || !any_in_warp(length_now != length)"),
+    ("only a lane's own pages count", PAGED, FEW, "!any_in_warp(length_now != length || !same_pages(taken, now))",
      "(length_now == length && same_pages(taken, now))"),
-    ("pages are any number", "max_of(0, min_of(load_guess(entry), pages - 1))", "load_guess(entry)"),
-    ("what was started in vain may come late", "            copy_async_wait<0>();\n            sync_warp();\n        }",
-     "        }"),
-    ("the piece is guessed for more sequences than lanes", "p.batch <= WARP_SIZE", "true"),
+    ("pages are any number", PAGED, FEW, "max_of(0, min_of(load_guess(entry), pages - 1))", "load_guess(entry)"),
+    ("what was started in vain may come late", PAGED, FEW, ANEW, "        }"),
+    ("the last tile's pages do not count", "decode-bf16-b2-h8x8-q1-k400-d64-page16", dict(num_warps=1, num_stages=2, pieces=64),
+     LAST, LAST.replace("<= NUM", "< NUM")),
+    ("pages of the first 32 keys count", "decode-bf16-b2-h2x2-q1-k300-d64-page16", dict(block_n=64, num_warps=1, pieces=64),
+     "for (int n = 0; n < KvRows::ENTRIES; ++n) same", "for (int n = 0; n < 1; ++n) same"),
+    ("the piece is guessed for more sequences than lanes", "decode-bf16-b33-h2x1-q1-k60-d64-page16", FEW,
+     "p.batch <= WARP_SIZE", "true"),
+    ("queries are guessed too", "decode-bf16-b3-h4x2-q3-k100-d64-causal-page16-packed", FEW,
+     "p.batch <= WARP_SIZE && !p.query_starts;", "p.batch <= WARP_SIZE;"),
 ]
 
 
-@pytest.mark.parametrize("name, old, new", MUTANTS, ids=[mutant[0] for mutant in MUTANTS])
-def test_a_wrong_guess_that_is_taken_is_noticed(name, old, new):
-    problem = Problem.parse("decode-bf16-b33-h2x1-q1-k60-d64-page16" if "lanes" in name else PAGED)
-    chosen = config(problem, num_warps=2, pieces=64)
-    source = simulator.host_source(problem, chosen)
+@pytest.mark.parametrize("text, values, old, new", [mutant[1:] for mutant in MUTANTS], ids=[mutant[0] for mutant in MUTANTS])
+def test_a_wrong_guess_that_is_taken_is_noticed(text, values, old, new):
+    problem = Problem.parse(text)
+    source = simulator.host_source(problem, chosen := config(problem, **values))
     assert source.count(old) == 1
-    assert verified(problem, chosen, source=source).ok
     assert not verified(problem, chosen, range(6), ("random", "masked_nan", "mixed"), source=source.replace(old, new)).ok
+
+
+def test_a_right_guess_is_taken(monkeypatch):
+    """Launches that come late guess nothing wrong, so that none begins anew."""
+    plan = type(KERNEL).plan
+    monkeypatch.setattr(type(KERNEL), "plan", lambda *of: [step._replace(dependent=False) for step in plan(*of)])
+    problem = Problem.parse("decode-bf16-b2-h4x4-q1-k400-d64-page16")
+    source = simulator.host_source(problem, chosen := config(problem, block_n=16, num_warps=1, num_stages=2, pieces=64))
+    assert source.count(ANEW) == 1
+    trapped = source.replace(ANEW, "            __builtin_trap();\n        }")
+    assert verified(problem, chosen, (0, 1), source=trapped).ok
+    monkeypatch.undo()
+    assert not verified(problem, chosen, range(8), ("random",), source=trapped).ok

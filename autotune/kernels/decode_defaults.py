@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..gpu import Gpu
 from ..problem import Problem
 from ..sequences import visible_keys
+from .base import WARP_SIZE
 
 # Defaults by block_n, num_warps, num_stages and min_blocks_per_sm: the first that is legal. Where 16 rows leave registers for
 # them, 32 keys a tile are as fast as 16 or faster: 34.1 against 36.8 us (D64, batch 1, 64k), but not in pages (132 against 129,
@@ -34,8 +35,9 @@ def stands_alone(problem: Problem, unsplit: int, gpu: Gpu) -> bool:
 def speculates(problem: Problem, unsplit: int, gpu: Gpu) -> bool:
     """Whether blocks over pages begin before they know what stands there: where sequences are few enough to be cut, so that a
     step is short (3.6 against 4.6 us: a window of 128, batch 1; 9.4 against 10.8: 8k; 20.2 against 21.1: batch 8, 2k). Where the
-    SMs are full until the end, blocks come too late for it (129 against 127 us: batch 32, 8k)."""
-    return problem.kv == "paged" and unsplit <= gpu.sms
+    SMs are full until the end, blocks come too late for it (129 against 127 us: batch 32, 8k). Of more sequences than a warp has
+    lanes, and of queries of their own, nothing is guessed."""
+    return problem.kv == "paged" and unsplit <= gpu.sms and problem.batch <= WARP_SIZE and not problem.packed
 
 
 def visible(problem: Problem) -> int:

@@ -198,7 +198,9 @@ class DecodeMma(DecodeKernel):
             steps.append(Step("decode_combine", launches.combine, COMBINE_THREADS, COMBINE_BYTES, dependent=dependent))
         return steps
 
-    def early_gain_us(self, config: Config) -> float:
+    def early_gain_us(self, problem: Problem, config: Config) -> float:
+        if config["speculative_start"] and problem.batch > WARP_SIZE:
+            return 0.0  # nothing is guessed, nor prefetched
         early = 0.0 if not config["prefetch_tiles"] else TRIGGER_GAIN_US if config["trigger_tiles"] else PREFETCH_GAIN_US
         return early + (SPECULATION_GAIN_US if config["speculative_start"] else 0.0)
 
@@ -222,5 +224,5 @@ class DecodeMma(DecodeKernel):
             splits = launches.grid / unsplit_pieces(problem, self.block_rows(config), config["block_heads_kv"])
             merging = LATENCY_US + 0.02 * splits + (launch_us if launches.combine else LATENCY_US)
             bytes_read += 2 * launches.slots * launches.rows * problem.head_dim_v * 4
-        idle = launch_us + 2 * LATENCY_US + merging - self.early_gain_us(config)
+        idle = launch_us + 2 * LATENCY_US + merging - self.early_gain_us(problem, config)
         return idle + bytes_read / bandwidth * tail
