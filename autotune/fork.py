@@ -10,6 +10,8 @@ into a CUDA graph, they become branches of it. A higher priority for the first o
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from .arrays import stream_key
 
 NON_BLOCKING, NO_TIMING = 1, 2  # cudaStreamNonBlocking, cudaEventDisableTiming
@@ -23,13 +25,14 @@ class Beside:
     """A stream, and the events that tie it to the one that it is beside. Each stream has its own, as two threads may capture
     theirs at the same time. It lives as long as the process: a graph may hold it."""
 
-    __slots__ = ("stream", "_of", "_device", "_begin", "_end", "_record", "_wait")
+    __slots__ = ("stream", "_of", "_current", "_begin", "_end", "_record", "_wait")
 
     def __init__(self, device: int, stream: int):
         on_device, runtime = _cuda()
-        self._of, self._device = stream, on_device(device)
+        self._of = stream
+        self._current = on_device(device) if stream in DEFAULT_STREAMS else nullcontext()
         self._record, self._wait = runtime.eventRecord, runtime.streamWaitEvent
-        with self._device:
+        with on_device(device):
             self.stream = runtime.streamCreateWithFlags(NON_BLOCKING)
             self._begin, self._end = (runtime.eventCreateWithFlags(NO_TIMING) for _ in range(2))
 
@@ -42,11 +45,7 @@ class Beside:
 
     def _order(self, event: int, before: int, after: int) -> None:
         """What is enqueued on `after` from now on waits for what has been on `before`."""
-        if self._of in DEFAULT_STREAMS:
-            with self._device:
-                self._record(event, before)
-                self._wait(after, event)
-        else:
+        with self._current:
             self._record(event, before)
             self._wait(after, event)
 

@@ -32,12 +32,16 @@ def stands_alone(problem: Problem, unsplit: int, gpu: Gpu) -> bool:
     return gpu.arch >= 90 and unsplit <= gpu.sms and problem.cache_bytes >= ALONE_BYTES * gpu.sms
 
 
+def may_guess(problem: Problem) -> bool:
+    """Whether `speculative_start` guesses anything: of no more sequences than a warp has lanes, without queries of their own."""
+    return problem.batch <= WARP_SIZE and not problem.packed
+
+
 def speculates(problem: Problem, unsplit: int, gpu: Gpu) -> bool:
     """Whether blocks over pages begin before they know what stands there: where sequences are few enough to be cut, so that a
     step is short (3.6 against 4.6 us: a window of 128, batch 1; 9.4 against 10.8: 8k; 20.2 against 21.1: batch 8, 2k). Where the
-    SMs are full until the end, blocks come too late for it (129 against 127 us: batch 32, 8k). Of more sequences than a warp has
-    lanes, and of queries of their own, nothing is guessed."""
-    return problem.kv == "paged" and unsplit <= gpu.sms and problem.batch <= WARP_SIZE and not problem.packed
+    SMs are full until the end, blocks come too late for it (129 against 127 us: batch 32, 8k)."""
+    return problem.kv == "paged" and unsplit <= gpu.sms and may_guess(problem)
 
 
 def visible(problem: Problem) -> int:

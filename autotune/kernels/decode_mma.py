@@ -10,8 +10,8 @@ from ..gpu import Gpu
 from ..problem import Problem, Static
 from .base import WARP_SIZE, Step, resident_blocks
 from .decode import DECODE_FIELDS, MAX_CLUSTER, DecodeKernel, row_tiles, rows_of, unsplit_pieces
-from .decode_defaults import early_tiles, is_short, pieces, skeletons, speculates, stands_alone
-from .decode_rules import RULES, key_bytes, kv_bytes, smem_bytes, whole_fragments
+from .decode_defaults import early_tiles, is_short, may_guess, pieces, skeletons, speculates, stands_alone
+from .decode_rules import RULES, key_bytes, ring_bytes, smem_bytes, whole_fragments
 from .limits import MAX_REGISTERS, registers_available, shared_memory_exceeded
 
 COMBINE_THREADS = 128
@@ -142,9 +142,8 @@ class DecodeMma(DecodeKernel):
         sequences, and all 67 winners cut as a default does. None if blocks may stand unevenly, or an SM has neither enough bytes
         in flight nor as many as with the default: rings for 4 blocks an SM are too small for one (88.2 against 62.9 us: D64,
         e4m3, batch 32 with what won for 128)."""
-        unsplit = unsplit_pieces(problem, self.block_rows(config), config["block_heads_kv"])
-        fitted = self.config(problem.static,
-                             {**config.values, "pieces": self.nearest("pieces", pieces(problem, unsplit, gpu))})
+        wanted = self.nearest("pieces", pieces(problem, self.unsplit(problem, config), gpu))
+        fitted = self.config(problem.static, {**config.values, "pieces": wanted})
         if self.launches(problem, fitted).grid != self.launches(problem, config).grid:
             config = fitted
         if self.uneven(problem, config, gpu):
@@ -156,8 +155,12 @@ class DecodeMma(DecodeKernel):
 
     def uneven(self, problem: Problem, config: Config, gpu: Gpu) -> bool:
         """Whether blocks should stand alone, but an SM has room for two."""
-        unsplit = unsplit_pieces(problem, self.block_rows(config), config["block_heads_kv"])
-        return not shared_memory_exceeded(config["smem_bytes"], gpu, 2) and stands_alone(problem, unsplit, gpu)
+        return not shared_memory_exceeded(config["smem_bytes"], gpu, 2) and \
+            stands_alone(problem, self.unsplit(problem, config), gpu)
+
+    def unsplit(self, problem: Problem, config: Config) -> int:
+        """Pieces of which none is split."""
+        return unsplit_pieces(problem, self.block_rows(config), self.block_heads_kv(config))
 
     def bytes_in_flight(self, problem: Problem, config: Config, gpu: Gpu) -> float:
         """Of keys and values, for each SM on average: a ring for each block that it holds whatever registers a thread takes, as
@@ -165,7 +168,7 @@ class DecodeMma(DecodeKernel):
         blocks, threads = self.launches(problem, config).grid, config["num_warps"] * WARP_SIZE
         registers = min(MAX_REGISTERS, registers_available(threads, gpu, config["min_blocks_per_sm"]))
         resident = resident_blocks(gpu, threads, registers, config["smem_bytes"])
-        ring = config["num_warps"] * config["num_stages"] * kv_bytes(problem.static, config.values)
+        ring = ring_bytes(problem.static, config.values)
         return min(blocks / gpu.sms, resident) * min(ring, problem.compulsory_bytes / max(blocks, 1))
 
     def nearest(self, name: str, wanted: float) -> int:
@@ -199,8 +202,8 @@ class DecodeMma(DecodeKernel):
         return steps
 
     def early_gain_us(self, problem: Problem, config: Config) -> float:
-        if config["speculative_start"] and problem.batch > WARP_SIZE:
-            return 0.0  # nothing is guessed, nor prefetched
+        if config["speculative_start"] and not may_guess(problem):
+            return 0.0  # nothing is prefetched either
         early = 0.0 if not config["prefetch_tiles"] else TRIGGER_GAIN_US if config["trigger_tiles"] else PREFETCH_GAIN_US
         return early + (SPECULATION_GAIN_US if config["speculative_start"] else 0.0)
 
@@ -210,9 +213,8 @@ class DecodeMma(DecodeKernel):
         launches = self.launches(problem, config)
         threads = config["num_warps"] * WARP_SIZE
         resident = resident_blocks(gpu, threads, registers, config["smem_bytes"])
-        flying = config["num_warps"] * config["num_stages"] * kv_bytes(problem.static, config.values)
-        busy = min(launches.grid, gpu.sms * resident)
-        bandwidth = min(READ_SHARE * gpu["bandwidth_gb_s"] * 1e3, busy * flying / LATENCY_US)  # bytes per us
+        flying = min(launches.grid, gpu.sms * resident) * ring_bytes(problem.static, config.values)
+        bandwidth = min(READ_SHARE * gpu["bandwidth_gb_s"] * 1e3, flying / LATENCY_US)  # bytes per us
         bytes_read = problem.compulsory_bytes * (1 + 0.1 * (row_tiles(problem, self.block_rows(config)) - 1))
         if config["block_heads_kv"] * key_bytes(problem) < L2_LINE_BYTES:
             bandwidth *= HALF_LINES
@@ -221,7 +223,7 @@ class DecodeMma(DecodeKernel):
         launch_us = DEPENDENT_LAUNCH_US if config["dependent_launch"] else LAUNCH_US
         merging = CLUSTER_MERGE_US if launches.cluster > 1 else 0.0
         if launches.slots:
-            splits = launches.grid / unsplit_pieces(problem, self.block_rows(config), config["block_heads_kv"])
+            splits = launches.grid / self.unsplit(problem, config)
             merging = LATENCY_US + 0.02 * splits + (launch_us if launches.combine else LATENCY_US)
             bytes_read += 2 * launches.slots * launches.rows * problem.head_dim_v * 4
         idle = launch_us + 2 * LATENCY_US + merging - self.early_gain_us(problem, config)

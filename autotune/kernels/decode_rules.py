@@ -9,7 +9,7 @@ from ..config import Value
 from ..gpu import Gpu
 from ..problem import DTYPE_BYTES, Problem, Static
 from .base import WARP_SIZE
-from .limits import registers_available, registers_exceeded, shared_memory_exceeded, threads_exceeded
+from .limits import block_exceeded, shared_memory_exceeded
 
 PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
 STATISTICS_BYTES = 4096 * 8  # maximum and sum of every split and row
@@ -20,9 +20,7 @@ def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | Non
 
 
 def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
-    threads, blocks = v["num_warps"] * WARP_SIZE, v["min_blocks_per_sm"]
-    return threads_exceeded(threads, gpu, blocks) or registers_exceeded(live_registers(static, v),
-                                                                        registers_available(threads, gpu, blocks))
+    return block_exceeded(v["num_warps"] * WARP_SIZE, live_registers(static, v), gpu, v["min_blocks_per_sm"])
 
 
 def dependence(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
@@ -85,6 +83,11 @@ def stage_bytes(static: Static, v: Mapping[str, Value]) -> int:
 def kv_bytes(static: Static, v: Mapping[str, Value]) -> int:
     """In global memory, of a tile of K and one of V."""
     return v["block_n"] * v["block_heads_kv"] * (static.head_dim + static.head_dim_v) * DTYPE_BYTES[static.kv_dtype]
+
+
+def ring_bytes(static: Static, v: Mapping[str, Value]) -> int:
+    """The same of all tiles that a block has in flight."""
+    return v["num_warps"] * v["num_stages"] * kv_bytes(static, v)
 
 
 def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:

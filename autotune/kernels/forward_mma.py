@@ -10,7 +10,7 @@ from ..gpu import Gpu
 from ..problem import Problem, Static
 from .base import WARP_SIZE, Field, Step, resident_blocks
 from .forward import FORWARD_FIELDS, ForwardKernel
-from .limits import registers_available, registers_exceeded, shared_memory_exceeded, threads_exceeded
+from .limits import block_exceeded, shared_memory_exceeded
 from .packed import with_note
 
 PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
@@ -42,9 +42,7 @@ def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | Non
 
 
 def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
-    threads, blocks = v["num_warps"] * WARP_SIZE, v["min_blocks_per_sm"]
-    return threads_exceeded(threads, gpu, blocks) or registers_exceeded(live_registers(static, v),
-                                                                        registers_available(threads, gpu, blocks))
+    return block_exceeded(v["num_warps"] * WARP_SIZE, live_registers(static, v), gpu, v["min_blocks_per_sm"])
 
 
 def live_registers(static: Static, v: Mapping[str, Value]) -> int:

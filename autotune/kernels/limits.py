@@ -30,6 +30,12 @@ def registers_exceeded(need: int, available: int) -> str | None:
     return f"about {need} registers a thread are live at once; {available} are available" if need > available else None
 
 
+def block_exceeded(threads: int, need: int, gpu: Gpu, blocks_per_sm: int) -> str | None:
+    """Why `blocks_per_sm` blocks of `threads` that need about `need` registers each cannot be resident on an SM, or None."""
+    return threads_exceeded(threads, gpu, blocks_per_sm) or \
+        registers_exceeded(need, registers_available(threads, gpu, blocks_per_sm))
+
+
 def registers_available(threads: int, gpu: Gpu, blocks_per_sm: int = 1) -> int:
     """Registers a thread if `blocks_per_sm` blocks of `threads` share an SM; they are handed out by eights."""
     return gpu["registers_per_sm"] // (threads * blocks_per_sm) // 8 * 8
