@@ -7,32 +7,19 @@
 Everything below is loaded on first use, so that the import costs milliseconds and needs no GPU.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "attention": "attention", "attention_varlen": "varlen", "attention_with_kvcache": "kvcache",
-    "prepare": "attention", "source": "attention", "AttentionError": "attention", "UntunedWarning": "attention",
-    "explain": "explain", "explain_varlen": "explainvarlen", "explain_with_kvcache": "explaincache",
-    "stats": "plans", "lookup": "lookup", "Match": "lookup", "tune": "tuner",
-    "Problem": "problem", "Config": "config", "Gpu": "gpu",
+    "attention": "calls.dense", "attention_varlen": "calls.varlen", "attention_with_kvcache": "calls.kvcache",
+    "prepare": "calls.dense", "source": "calls.dense", "AttentionError": "calls.dense", "UntunedWarning": "calls.dense",
+    "explain": "calls.explain", "explain_varlen": "calls.explainvarlen", "explain_with_kvcache": "calls.explaincache",
+    "stats": "calls.plans", "lookup": "database.lookup", "Match": "database.lookup", "tune": "tuner",
+    "Problem": "core.problem", "Config": "core.config", "Gpu": "core.gpu",
 }
 
 __all__ = [*_HOMES, "__version__"]
-
-
-class _Package(ModuleType):
-    """The package. `autotune.lookup` is the function, also after some module has imported the submodule `autotune.lookup`:
-    the import system then assigns the submodule to the package, and that assignment is dropped here. The submodule
-    itself is reached by ``from autotune.lookup import ...`` or ``importlib.import_module("autotune.lookup")``.
-    """
-
-    def __setattr__(self, name, value):
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
 
 
 def __getattr__(name):
@@ -47,5 +34,3 @@ def __getattr__(name):
 def __dir__():
     return sorted({*globals(), *_HOMES})
 
-
-sys.modules[__name__].__class__ = _Package

@@ -26,9 +26,9 @@ import yaml
 from cover import Case, cover, drawn_configs, random_cases, serving, unserved
 from judge import Binaries, OnGpu, Simulated, Unit, Verdict, run
 
-from autotune.check import tuning_kinds
-from autotune.config import Config
-from autotune.gpu import Gpu, GpuError, by_name, detect
+from autotune.check.verdict import tuning_kinds
+from autotune.core.config import Config
+from autotune.core.gpu import Gpu, GpuError, by_name, detect
 from autotune.kernels.base import Kernel
 
 RESULTS = Path(__file__).parent / "results"
@@ -189,7 +189,7 @@ class Report:
         """The result file. Cases are many, and made again by their seed: those nearest to what is allowed are listed."""
         facts: dict[str, object] = {"summary": self.summary(), "gpu": gpu.name}
         if not options.simulate:
-            from autotune.conditions import conditions
+            from autotune.timing.conditions import conditions
 
             facts["conditions"] = conditions()
         facts |= {"date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "command": command(),

@@ -12,11 +12,11 @@ import cupy
 from correctness import Report
 
 import autotune
-from autotune.check import Verdict, compare
-from autotune.inputs import KINDS, Inputs, make_inputs
-from autotune.numerics import bits
-from autotune.problem import Problem
-from autotune.reference import expect
+from autotune.check.verdict import Verdict, compare
+from autotune.check.inputs import KINDS, Inputs, make_inputs
+from autotune.check.numerics import bits
+from autotune.core.problem import Problem
+from autotune.check.reference import expect
 
 SPLITS = (1, 2, 7, 40, None)
 REPEATS = 20

@@ -22,9 +22,9 @@ from correctness import Report, cover_units
 from cover import Case
 from judge import Binaries, OnGpu, Simulated, run
 
-from autotune.gpu import Gpu, GpuError, by_name, detect
+from autotune.core.gpu import Gpu, GpuError, by_name, detect
 from autotune.kernels import KERNELS, candidates
-from autotune.problem import Problem, ProblemError
+from autotune.core.problem import Problem, ProblemError
 
 RESULTS = Path(__file__).parent / "results"
 SIMULATED_GPU = "nvidia-h200"  # whose kernels the simulator runs

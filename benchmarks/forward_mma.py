@@ -13,11 +13,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from autotune import bench, benchreport, plans
-from autotune.gpu import GpuError, detect
+from autotune.compare import comparison as bench, report as benchreport
+from autotune.calls import plans
+from autotune.core.gpu import GpuError, detect
 from autotune.kernels import config_from_text
-from autotune.lookup import Match
-from autotune.problem import Problem
+from autotune.database.lookup import Match
+from autotune.core.problem import Problem
 
 CONFIGS = {  # problem -> what was fastest
     "forward-bf16-b1-h16x16-q8192-k8192-d64-causal":

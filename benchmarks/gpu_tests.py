@@ -21,8 +21,8 @@ from pathlib import Path
 import yaml
 from correctness import command
 
-from autotune.conditions import conditions
-from autotune.gpu import GpuError, detect
+from autotune.timing.conditions import conditions
+from autotune.core.gpu import GpuError, detect
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results" / "gpu-tests-h200.yaml"

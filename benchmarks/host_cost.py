@@ -19,9 +19,9 @@ from statistics import median
 import yaml
 
 import autotune
-from autotune.conditions import conditions
-from autotune.gpu import Gpu, GpuError, by_name, detect
-from autotune.problem import Problem
+from autotune.timing.conditions import conditions
+from autotune.core.gpu import Gpu, GpuError, by_name, detect
+from autotune.core.problem import Problem
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS, WARM_UP, SIZES = 40, 5, 128

@@ -14,13 +14,13 @@ from typing import Callable, Iterable, NamedTuple, Sequence
 
 from cover import Case
 
-from autotune import compile
-from autotune.check import Checker
-from autotune.config import Config
-from autotune.gpu import Gpu
+from autotune.cuda import compile
+from autotune.check.verdict import Checker
+from autotune.core.config import Config
+from autotune.core.gpu import Gpu
 from autotune.kernels import kernel_of
-from autotune.problem import Static
-from autotune.strides import GapWritten, laid_out, written_as
+from autotune.core.problem import Static
+from autotune.check.strides import GapWritten, laid_out, written_as
 from autotune.tuner.worker import Worker
 
 TARGET = "judge:Judge"
@@ -65,8 +65,8 @@ class Judge:
 
     def check(self, case: Case, config: Config, binary, kinds: tuple[str, ...], seed: int) -> Verdict:
         """Errors of CUDA pass through: the process is then of no more use."""
-        from autotune import launch
-        from autotune.verify import runner
+        from autotune.device import launch
+        from autotune.check.verify import runner
 
         self._open(case, kinds, seed)
         try:

@@ -22,12 +22,12 @@ import yaml
 from correctness import command
 
 import autotune
-from autotune.conditions import conditions
-from autotune.gpu import Gpu, GpuError, detect
-from autotune.inputs import make_inputs
-from autotune.numerics import to_float32
-from autotune.problem import Problem
-from autotune.timing import Bench, Candidate
+from autotune.timing.conditions import conditions
+from autotune.core.gpu import Gpu, GpuError, detect
+from autotune.check.inputs import make_inputs
+from autotune.check.numerics import to_float32
+from autotune.core.problem import Problem
+from autotune.timing.bench import Bench, Candidate
 
 RESULTS = Path(__file__).parent / "results" / "mixed-h200.yaml"
 DECODES, KEYS = 31, 8192

@@ -21,14 +21,16 @@ from typing import Iterable
 import yaml
 from correctness import command
 
-from autotune import compile, models, tuner
-from autotune.check import Checker
-from autotune.conditions import conditions
-from autotune.config import Config
-from autotune.gpu import Gpu, GpuError, detect
-from autotune.lookup import Match, lookup
-from autotune.timing import Bench, Candidate
-from autotune.verify import runner
+from autotune.cuda import compile
+from autotune.models import catalogue
+from autotune import tuner
+from autotune.check.verdict import Checker
+from autotune.timing.conditions import conditions
+from autotune.core.config import Config
+from autotune.core.gpu import Gpu, GpuError, detect
+from autotune.database.lookup import Match, lookup
+from autotune.timing.bench import Bench, Candidate
+from autotune.check.verify import runner
 
 RESULTS = Path(__file__).parent / "results" / "neighbours-h200.yaml"
 STEPS, LARGEST_GB = 8, 10.0
@@ -66,7 +68,7 @@ def main() -> int:
 
 def drawn(gpu: Gpu, count: int, seed: int, largest_gb: float) -> list[Match]:
     """What serves `count` decode steps of the models, none of which has a record; as many as there are kinds of caches first."""
-    steps = {problem.simplified() for model in models.catalogue().values() for problem in model.decode_problems}
+    steps = {problem.simplified() for model in catalogue.catalogue().values() for problem in model.decode_problems}
     small = sorted((step for step in steps if step.cache_bytes <= largest_gb * 1e9), key=str)
     matches = [match for step in small if (match := lookup(step, gpu)).tier != "exact"]
     random.Random(seed).shuffle(matches)

@@ -20,14 +20,14 @@ from correctness import command
 from cover import Case, drawn_configs, serving
 from judge import Binaries
 
-from autotune import compile
-from autotune.check import Checker
-from autotune.conditions import conditions
-from autotune.gpu import GpuError, detect
-from autotune.inputs import Inputs
-from autotune.numerics import bits, empty
-from autotune.problem import Problem
-from autotune.verify import runner
+from autotune.cuda import compile
+from autotune.check.verdict import Checker
+from autotune.timing.conditions import conditions
+from autotune.core.gpu import GpuError, detect
+from autotune.check.inputs import Inputs
+from autotune.check.numerics import bits, empty
+from autotune.core.problem import Problem
+from autotune.check.verify import runner
 
 RESULTS = Path(__file__).parent / "results" / "repeatability-h200.yaml"
 RUNS, CONFIGS = 1000, 2

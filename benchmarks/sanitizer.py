@@ -18,8 +18,8 @@ from pathlib import Path
 
 import yaml
 
-from autotune.conditions import conditions
-from autotune.gpu import detect
+from autotune.timing.conditions import conditions
+from autotune.core.gpu import detect
 
 RESULTS = Path(__file__).parent / "results" / "sanitizer-h200.yaml"
 TOOLS = ("memcheck", "racecheck")

@@ -24,9 +24,9 @@ from typing import Iterator
 import yaml
 
 from autotune import kernels, simulator
-from autotune.config import Config
-from autotune.gpu import by_name
-from autotune.problem import Problem
+from autotune.core.config import Config
+from autotune.core.gpu import by_name
+from autotune.core.problem import Problem
 
 RESULTS = Path(__file__).parent / "results" / "simulator-mutants.yaml"
 GPU = "nvidia-h200"

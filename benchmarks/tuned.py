@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from autotune.database import all_records, shipped_root
+from autotune.database.view import all_records, shipped_root
 
 RESULTS = Path(__file__).parent / "results" / "tuned-h200.yaml"
 GPU = "nvidia-h200"

@@ -23,10 +23,10 @@ import yaml
 from correctness import command
 
 import autotune
-from autotune.conditions import conditions
-from autotune.gpu import Gpu, GpuError, detect
-from autotune.peers import PEERS
-from autotune.problem import Problem
+from autotune.timing.conditions import conditions
+from autotune.core.gpu import Gpu, GpuError, detect
+from autotune.compare.peers import PEERS
+from autotune.core.problem import Problem
 
 RESULTS = Path(__file__).parent / "results" / "varlen-h200.yaml"
 SEQUENCES, TOKENS, SIGMA = 64, 32768, 1.0
@@ -57,7 +57,7 @@ def equal_work(lengths: list[int]) -> Problem:
 
 def measure(gpu: Gpu, lengths: list[int], peers: list) -> dict:
     """One draw: our time packed and dense, and the peers' times. Raises `SystemExit` for a wrong result of ours."""
-    from autotune.benchrun import measure_row, release
+    from autotune.compare.run import measure_row, release
 
     packed = Problem(kv="varlen", batch=SEQUENCES, seqlen_q=max(lengths), seqlen_k=max(lengths), **SHAPE)
     dense = equal_work(lengths)
@@ -114,7 +114,7 @@ def main() -> int:
               f"{row['dense']['tflops']} TFLOP/s, vs_dense {row['vs_dense']}, vs_fa3 {row.get('vs_fa3', '-')}", flush=True)
     summary = {name: min(row[name] for row in rows.values())
                for name in ("vs_dense", "vs_fa3") if all(name in row for row in rows.values())}
-    from autotune.benchrun import versions
+    from autotune.compare.run import versions
 
     facts = {"summary": summary, "gpu": gpu.name, "conditions": conditions(), "versions": versions(peers),
              "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "command": command(),

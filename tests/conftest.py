@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _no_gpu() -> str | None:
     """Why GPU tests cannot run here, or None."""
-    from autotune.gpu import GpuError, detect
+    from autotune.core.gpu import GpuError, detect
 
     try:
         detect()

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 
-from autotune import arrays, dependent, fork, launch, plans, tensormap, tickets
-from autotune.gpu import by_name
+from autotune.device import arrays, attributes, streams, launch, tensormap, counters
+from autotune.calls import plans
+from autotune.core.gpu import by_name
 from autotune.kernels import config_from_text, kernel_of
 from autotune.kernels.base import params_format
-from autotune.kernels.forward import LOG2E, SINK_DTYPES
-from autotune.numerics import array_dtype, from_float32, to_float32
-from autotune.problem import Problem
+from autotune.kernels.forward.base import LOG2E, SINK_DTYPES
+from autotune.check.numerics import array_dtype, from_float32, to_float32
+from autotune.core.problem import Problem
 
 GPU = by_name("nvidia-h200")
 
@@ -44,7 +45,7 @@ class Tensor:
 
 
 class TensorArrays:
-    """The adapter of `Tensor`, as autotune.arrays has them for torch and CuPy."""
+    """The adapter of `Tensor`, as autotune.device.arrays has them for torch and CuPy."""
 
     name = "fake"
 
@@ -294,7 +295,7 @@ def fake_gpu(monkeypatch):
 
 
 def forget():
-    for cache in (plans._plans, plans._binaries, plans._told, tickets._in_use, tickets._reserve, fork._beside):
+    for cache in (plans._plans, plans._binaries, plans._told, counters._in_use, counters._reserve, streams._beside):
         cache.clear()
     tensormap.encode.cache_clear()
 
@@ -304,15 +305,15 @@ def install(monkeypatch):
     monkeypatch.setattr(launch, "_cupy", lambda: (fake, fake))
     monkeypatch.setattr(launch, "_loaded", {})
     fake.runtime = FakeRuntime()
-    monkeypatch.setattr(fork, "_cuda", lambda: (fake.runtime.on_device, fake.runtime))
+    monkeypatch.setattr(streams, "_cuda", lambda: (fake.runtime.on_device, fake.runtime))
     monkeypatch.setattr(tensormap, "_encoder", lambda: encode_map)
-    monkeypatch.setattr(dependent, "_driver_launch", lambda: fake.launchKernelEx)
+    monkeypatch.setattr(attributes, "_driver_launch", lambda: fake.launchKernelEx)
     monkeypatch.setitem(arrays.LIBRARIES, Tensor, library)
     fake.capturing = False
     for module in (arrays, plans):
         monkeypatch.setattr(module, "is_capturing", lambda stream: fake.capturing)
-    for module in (plans, import_module("autotune.attention"), import_module("autotune.explain"),
-                   import_module("autotune.explaincache"), import_module("autotune.explainvarlen")):
+    for module in (plans, import_module("autotune.calls.dense"), import_module("autotune.calls.explain"),
+                   import_module("autotune.calls.explaincache"), import_module("autotune.calls.explainvarlen")):
         monkeypatch.setattr(module, "detect", lambda device=0: GPU)
     fake.built = []
 

@@ -4,8 +4,8 @@ import ctypes
 
 import numpy as np
 
-from autotune.kernels.forward import LOG2E, SINK_DTYPES
-from autotune.numerics import array_dtype, from_float32, to_float32
+from autotune.kernels.forward.base import LOG2E, SINK_DTYPES
+from autotune.check.numerics import array_dtype, from_float32, to_float32
 
 
 def attend(p, dtype_name, head_dim, head_dim_v, kv_name=None):

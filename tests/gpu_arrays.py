@@ -3,8 +3,8 @@
 import pytest
 
 import autotune
-from autotune.check import check_launch
-from autotune.problem import Problem
+from autotune.check.verdict import check_launch
+from autotune.core.problem import Problem
 
 
 @pytest.fixture(name="cupy")

@@ -10,7 +10,7 @@ import numpy as np
 
 from autotune import simulator
 from autotune.kernels.base import Step
-from autotune.render import HOST_TWINS, TEMPLATES
+from autotune.cuda.render import HOST_TWINS, TEMPLATES
 from autotune.simulator.job import launch
 from autotune.simulator.memory import Memory
 

@@ -3,12 +3,12 @@
 import hashlib
 import math
 
-from autotune.compile import Binary, Resources
-from autotune.config import Parameter
-from autotune.gpu import by_name
+from autotune.cuda.compile import Binary, Resources
+from autotune.core.config import Parameter
+from autotune.core.gpu import by_name
 from autotune.kernels.base import Kernel, Step
-from autotune.measure import Measurement
-from autotune.problem import Problem
+from autotune.core.measurement import Measurement
+from autotune.core.problem import Problem
 from autotune.tuner.builder import Built
 
 H200 = by_name("nvidia-h200")

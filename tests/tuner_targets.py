@@ -55,7 +55,7 @@ class FakeEvaluator:
     def evaluate(self, problem, config, binary, best_us):
         from tuner_fakes import synthetic_us
 
-        from autotune.measure import Measurement
+        from autotune.core.measurement import Measurement
 
         assert problem == self.problem
         self._note(f"evaluate {config.text}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from ..config import Config, ConfigError, parse_values
-from ..gpu import Gpu
-from ..problem import Problem
+from ..core.config import Config, ConfigError, parse_values
+from ..core.gpu import Gpu
+from ..core.problem import Problem
 from .base import Kernel
-from .decode_mma import DecodeMma
-from .forward_mma import ForwardMma
-from .forward_simt import ForwardSimt
-from .forward_wgmma import ForwardWgmma
+from .decode.mma import DecodeMma
+from .forward.mma import ForwardMma
+from .forward.simt import ForwardSimt
+from .forward.wgmma import ForwardWgmma
 
 KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (ForwardWgmma(), ForwardMma(), ForwardSimt(), DecodeMma())}
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Callable, Iterator, Mapping, NamedTuple
 
-from ..config import Config, Parameter, Value, typed
-from ..gpu import Gpu
-from ..problem import Problem, Static
+from ..core.config import Config, Parameter, Value, typed
+from ..core.gpu import Gpu
+from ..core.problem import Problem, Static
 
 WARP_SIZE = 32
 

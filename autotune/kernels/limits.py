@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..gpu import Gpu
+from ..core.gpu import Gpu
 
 MAX_REGISTERS = 255  # of a thread, on every arch
 

@@ -7,14 +7,14 @@ from typing import Sequence
 
 import numpy as np
 
-from .. import decoding, packed
-from ..config import Config
-from ..inputs import Inputs
+from ..calls import decoding, packed
+from ..core.config import Config
+from ..check.inputs import Inputs
 from ..kernels import kernel_of
 from ..kernels.base import Step, params_format
-from ..kernels.decode import DecodeKernel
-from ..kernels.forward import SINK_DTYPES, TENSORS, ForwardKernel
-from ..problem import Problem
+from ..kernels.decode.base import DecodeKernel
+from ..kernels.forward.base import SINK_DTYPES, TENSORS, ForwardKernel
+from ..core.problem import Problem
 from .memory import Memory, tensor_map
 
 RESIDENT_BLOCKS = 2  # blocks of a launch whose blocks draw their work, so that each has several turns

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from ..compile import CacheError, CompileError, CompilerMissing, cache_dir
+from ..cuda.compile import CacheError, CompileError, CompilerMissing, cache_dir
 
 RUNTIME = Path(__file__).parent / "runtime"
 # The runtime is compiled once; the kernel once for each config, so there compile time counts for more than speed. Undefined

@@ -10,11 +10,11 @@ from typing import Sequence
 
 import numpy as np
 
-from ..config import Config
-from ..inputs import Inputs
+from ..core.config import Config
+from ..check.inputs import Inputs
 from ..kernels.base import Step
-from ..problem import Problem
-from ..render import render
+from ..core.problem import Problem
+from ..cuda.render import render
 from .arguments import arguments
 from .compiler import line_of, program
 from .memory import Memory

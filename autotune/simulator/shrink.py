@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..config import Config
+from ..core.config import Config
 from ..kernels import kernel_of
-from ..kernels.decode import DecodeKernel
-from ..problem import Problem
+from ..kernels.decode.base import DecodeKernel
+from ..core.problem import Problem
 
 KEYS_OF_A_TILE = 32  # of kernels that have no parameter for it: a key for each lane
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Iterable
 
-from ..check import Verdict, check_launch
-from ..config import Config
-from ..inputs import KINDS, Inputs
-from ..problem import Problem
+from ..check.verdict import Verdict, check_launch
+from ..core.config import Config
+from ..check.inputs import KINDS, Inputs
+from ..core.problem import Problem
 from .job import TIMEOUT_S, Simulation, simulate
 
 

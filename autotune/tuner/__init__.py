@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Iterable
 
 if TYPE_CHECKING:
-    from ..gpu import Gpu
-    from ..problem import Problem
-    from ..records import Record
+    from ..core.gpu import Gpu
+    from ..core.problem import Problem
+    from ..database.record import Record
 
 EVALUATOR = "autotune.tuner.evaluate:Evaluator"
 

@@ -12,14 +12,14 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from .. import compile
-from ..compile import Binary, CompileError
-from ..config import Config
-from ..gpu import Gpu
+from ..cuda import compile
+from ..cuda.compile import Binary, CompileError
+from ..core.config import Config
+from ..core.gpu import Gpu
 from ..kernels import kernel_of
-from ..measure import Measurement
-from ..problem import Static
-from ..render import render
+from ..core.measurement import Measurement
+from ..core.problem import Static
+from ..cuda.render import render
 
 MAX_THREADS = 16  # NVRTC holds a few hundred MB for each compile under way
 MAX_KEPT = 4096  # binaries in memory, about 100 KB each at most

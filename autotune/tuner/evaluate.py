@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Callable, Sequence
 
-from .. import launch
-from ..check import TUNING_SAMPLE, Checker, Verdict, tuning_kinds
-from ..compile import Binary
-from ..config import Config
-from ..gpu import detect
-from ..measure import Measurement
-from ..problem import Problem
-from ..timing import REPLAY_US, Bench, Candidate
-from ..verify import runner
+from ..device import launch
+from ..check.verdict import TUNING_SAMPLE, Checker, Verdict, tuning_kinds
+from ..cuda.compile import Binary
+from ..core.config import Config
+from ..core.gpu import detect
+from ..core.measurement import Measurement
+from ..core.problem import Problem
+from ..timing.bench import REPLAY_US, Bench, Candidate
+from ..check.verify import runner
 
 QUICK_KIND = "mixed"  # blocks of needles, random, large and equal inputs in one launch
 RACE_SECONDS = 0.03  # of timing; a config that is clearly slower than the best stops earlier

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Sequence
 
-from ..compile import CompileError, CompilerMissing
-from ..config import Config
-from ..measure import Measurement
-from ..problem import Problem, Static
+from ..cuda.compile import CompileError, CompilerMissing
+from ..core.config import Config
+from ..core.measurement import Measurement
+from ..core.problem import Problem, Static
 from .builder import Built
 from .progress import Progress
 

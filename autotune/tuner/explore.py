@@ -10,8 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass
 from typing import Callable, Sequence
 
-from ..config import Config
-from ..measure import Measurement
+from ..core.config import Config
+from ..core.measurement import Measurement
 from .search import Search
 
 LATE = 0.6  # share of the budget after which launch parameters are varied

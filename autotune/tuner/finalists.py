@@ -7,12 +7,12 @@ from datetime import datetime, timezone
 from typing import Callable, Mapping, Sequence
 
 from .. import __version__
-from ..config import Config
-from ..gpu import Gpu
+from ..core.config import Config
+from ..core.gpu import Gpu
 from ..kernels.base import Kernel
-from ..measure import Measurement, within_noise
-from ..problem import Problem
-from ..records import GpuKey, Record
+from ..core.measurement import Measurement, within_noise
+from ..core.problem import Problem
+from ..database.record import GpuKey, Record
 from .builder import Built
 from .search import steps_between
 

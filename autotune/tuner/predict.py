@@ -11,11 +11,11 @@ from collections import defaultdict
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Callable, Iterator, Sequence
 
-from ..config import Config
-from ..gpu import Gpu
+from ..core.config import Config
+from ..core.gpu import Gpu
 from ..kernels import candidates, default_config, kernel_of
-from ..problem import Problem, Static
-from ..records import Record
+from ..core.problem import Problem, Static
+from ..database.record import Record
 from . import builder
 from .builder import Builder, Built
 from .finalists import predicted_record

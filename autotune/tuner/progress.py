@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from typing import TextIO
 
-from ..config import Config
-from ..measure import Measurement
+from ..core.config import Config
+from ..core.measurement import Measurement
 
 PLAIN_SECONDS = 5.0  # between status lines when the output is not a terminal
 TERMINAL_SECONDS = 0.1

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Iterable, Sequence
 
-from ..config import Config
+from ..core.config import Config
 from ..kernels.base import Kernel
-from ..measure import Measurement
+from ..core.measurement import Measurement
 from .explore import Budget, explore
 from .search import Search
 from .store import StoreError, Trial, read_trials

@@ -9,12 +9,13 @@ from typing import Iterable
 
 from filelock import FileLock, Timeout
 
-from .. import compile, database
-from ..gpu import Gpu, GpuError, detect, resolve
+from ..cuda import compile
+from ..database import view
+from ..core.gpu import Gpu, GpuError, detect, resolve
 from ..kernels import default_config
-from ..lookup import refresh
-from ..problem import Problem, as_problems
-from ..records import Record
+from ..database.lookup import refresh
+from ..core.problem import Problem, as_problems
+from ..database.record import Record
 from . import EVALUATOR, TuneError
 from .builder import Builder
 from .progress import Progress
@@ -42,11 +43,11 @@ def tune(problems: list[Problem], gpu: Gpu | str | None, effort: str, root: Path
     for problem in problems:  # say what cannot be done before anything is written
         default_config(problem, gpu)
     compile.nvrtc_version()
-    database.check_writable(root)
+    view.check_writable(root)
     found: dict[Problem, Record] = {}
 
     def keep(record: Record) -> None:
-        database.write([record], root)
+        view.write([record], root)
         found[record.problem] = record
 
     try:
@@ -72,8 +73,8 @@ def tune(problems: list[Problem], gpu: Gpu | str | None, effort: str, root: Path
 
 def _measure(session: Session, problems: list[Problem], root: Path | None, keep) -> None:
     """Problems that share a static part follow each other, the small ones first: binaries and winners carry over."""
-    roots = database.search_path() if root is None else (root, *database.search_path())
-    known = {op: list(database.open_view(session.gpu, op, roots).records) for op in {p.op for p in problems}}
+    roots = view.search_path() if root is None else (root, *view.search_path())
+    known = {op: list(view.open_view(session.gpu, op, roots).records) for op in {p.op for p in problems}}
     for problem in sorted(problems, key=lambda p: (p.static.text, p.flops, p.text)):
         try:
             record = session.tune(problem, known[problem.op])

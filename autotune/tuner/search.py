@@ -19,7 +19,7 @@ from typing import Iterable, Sequence
 import numpy as np
 import optuna
 
-from ..config import Config, Parameter
+from ..core.config import Config, Parameter
 from ..kernels.base import Kernel
 
 STARTUP = 12  # told results before TPE stops sampling at random; seeds count

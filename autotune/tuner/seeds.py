@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from ..config import Config
-from ..gpu import Gpu
+from ..core.config import Config
+from ..core.gpu import Gpu
 from ..kernels.base import Kernel
-from ..lookup import distance
-from ..problem import Problem
-from ..records import Record
+from ..database.lookup import distance
+from ..core.problem import Problem
+from ..database.record import Record
 from .search import diverse
 
 NEIGHBOURS = 3

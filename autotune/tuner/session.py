@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Sequence
 
-from ..config import Config
-from ..gpu import Gpu
+from ..core.config import Config
+from ..core.gpu import Gpu
 from ..kernels import candidates, default_config, kernel_of
-from ..measure import Measurement
-from ..problem import Problem
-from ..records import Record
+from ..core.measurement import Measurement
+from ..core.problem import Problem
+from ..database.record import Record
 from . import builder
 from .builder import Builder, Built
 from .explore import COMPILE_ONLY, Budget, explore

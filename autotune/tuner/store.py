@@ -20,12 +20,12 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import TrialState, create_trial
 
-from ..config import Config, ConfigError
-from ..database import user_root
-from ..gpu import Gpu
+from ..core.config import Config, ConfigError
+from ..database.view import user_root
+from ..core.gpu import Gpu
 from ..kernels.base import Kernel
-from ..measure import Measurement
-from ..problem import Problem
+from ..core.measurement import Measurement
+from ..core.problem import Problem
 from .search import quiet_optuna
 
 RUNNING, DONE = "launching", "done"

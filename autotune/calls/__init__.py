@@ -1,0 +1,1 @@
+"""What callers import: attention on arrays, and why a call runs what it runs."""

@@ -1,0 +1,261 @@
+"""Attention on CuPy, torch and DLPack arrays: what callers import.
+
+    out = attention(q, k, v, causal=True)             # q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv)
+
+A call never tunes and never measures. It looks up the best config known for the bucket of its sizes, compiles and loads it
+the first time, and from then on costs the host a few microseconds, also when sizes change with every call.
+"""
+
+from __future__ import annotations
+
+from ..device import arrays, launch
+from .. import kernels
+from . import plans
+from .arguments import check_out, check_sinks, describe, number, positive_scale, readable_slopes, refuse_grad, window_bounds
+from ..device.arrays import LIBRARIES, OTHER, AttentionError, library_of
+from ..core.gpu import Gpu, detect, resolve
+from ..database.lookup import Match
+from .plans import UntunedWarning
+from ..core.problem import OPS, Problem, as_problems, bucket_batch, bucket_length
+from ..device.tensormap import Unmappable
+
+__all__ = ["AttentionError", "UntunedWarning", "attention", "prepare", "source"]
+
+NO_WINDOW = (None, None)
+
+
+def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.0, sinks=None, alibi_slopes=None,
+              return_lse=False, out=None):
+    """softmax(scale * q k^T, masked) v on the arrays' GPU and their library's current stream.
+
+    q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all of one dtype (bfloat16, float16 or float32), Hq a multiple of
+    Hkv; returns out (B, Sq, Hq, Dv) of the same dtype and library, and with `return_lse` also lse (B, Hq, Sq) float32, the
+    natural logarithm of each row's denominator.
+
+    Query i sees key j iff i + Sk - Sq - left <= j <= i + Sk - Sq + right, where `window` is (left, right), inclusive, ints of
+    at least 0 or None for no bound; `causal` makes right 0. `scale` is 1/sqrt(D) unless given. `sinks` (Hq,), of any float
+    dtype, is one logit a head that joins the denominator only. With `alibi_slopes` (Hq,) or (B, Hq), of any float dtype, a score
+    loses slope * |i + Sk - Sq - j|; with `softcap` above 0 it is softcap * tanh(score / softcap) before that. A row that sees
+    no key gives 0, and -inf (or its sink) as lse. A V that is not finite may reach rows of its block of queries from which it
+    is hidden; a K never does.
+
+    Strides are free: an array whose last stride is not 1, or whose address or strides are not multiples of 16 bytes where
+    the kernel needs that, is copied; for strides of 0 or below a kernel may have to run that is not the fastest (`explain` says
+    both). `out`, if given, is written and returned; it must not overlap inputs.
+
+    Raises `AttentionError` (a ValueError) or `ProblemError` with the argument that is wrong, `CompilerMissing` or
+    `CompileError` when the kernel must be compiled and cannot be, `LaunchError` if the driver refuses. Warns once for each
+    kind of problem that was never tuned on this GPU. While a CUDA graph is captured the kernel must already be loaded:
+    `prepare` does that.
+    """
+    library = LIBRARIES.get(type(q)) or library_of(q)
+    if library is OTHER:
+        return _through_cupy((q, k, v), dict(causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
+                                             alibi_slopes=alibi_slopes, return_lse=return_lse, out=out))
+    read = library.read
+    try:
+        q_pointer, (batch, seqlen_q, heads_q, head_dim), q0, q1, q2, q3, dtype, device = read(q)
+        k_pointer, (batch_k, seqlen_k, heads_kv, head_dim_k), k0, k1, k2, k3, dtype_k, device_k = read(k)
+        v_pointer, (batch_v, seqlen_v, heads_v, head_dim_v), v0, v1, v2, v3, dtype_v, device_v = read(v)
+        if not (batch == batch_k == batch_v and seqlen_k == seqlen_v and heads_kv == heads_v and not heads_q % heads_kv
+                and head_dim == head_dim_k and dtype == dtype_k == dtype_v and device == device_k == device_v >= 0):
+            raise AttentionError("q, k and v do not fit together")
+        dtype_name = library.dtypes[dtype]
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _sentence(error, q, k, v, causal, window, softcap, sinks, alibi_slopes) from None
+    if library.grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or sinks is not None or out is not None
+                                   or alibi_slopes is not None):
+        refuse_grad(q=q, k=k, v=v, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
+    if out is not None:
+        check_out(library, out, (batch, seqlen_q, heads_q, head_dim_v), dtype, device)
+    if type(softcap) is not float:
+        softcap = number(softcap)
+    if window is NO_WINDOW:
+        left, right = None, 0 if causal else None
+    else:
+        left, right = window_bounds(window, causal)
+    if left is not None and left >= seqlen_k - 1:  # Problem.simplified, without a Problem
+        left = None
+    if right is not None and right >= seqlen_q - 1:
+        right = None
+    if sinks is None:
+        sink_pointer = sink_dtype = 0
+    else:
+        sink_pointer, sink_stride, sink_dtype = check_sinks(library, sinks, heads_q, device)
+        if sink_stride != 1:
+            sinks = library.packed(sinks)
+            sink_pointer = library.pointer(sinks)
+    slopes = ()
+    if alibi_slopes is not None:
+        alibi_slopes, slopes = readable_slopes(library, alibi_slopes, batch, heads_q, device)
+
+    if not (batch and seqlen_q and seqlen_k):
+        return _empty(library, q, k, v, (batch, seqlen_q, heads_q, head_dim_v), causal, window, scale, softcap, sinks,
+                      alibi_slopes, return_lse, out)
+    plan = plans.find((device, dtype_name, heads_q, heads_kv, head_dim, head_dim_v, left, right, softcap,
+                       alibi_slopes is not None, sinks is not None, bucket_batch(batch), bucket_length(seqlen_q),
+                       bucket_length(seqlen_k)))
+    if plan is None:
+        plan = _new_plan(q, k, v, causal, window, softcap, sinks, alibi_slopes)
+
+    if scale is None:
+        scale = plan.scale
+    else:
+        scale, negative = positive_scale(scale)
+        if negative:
+            q = library.negated(q)
+            q_pointer, _, q0, q1, q2, q3, _, _ = read(q)
+    aligned = plan.aligned
+    if q3 != 1 or k3 != 1 or v3 != 1 or aligned and (
+            (q_pointer | k_pointer | v_pointer) & 15 or (q0 | q1 | q2 | k0 | k1 | k2 | v0 | v1 | v2) & 7):
+        q, (q_pointer, _, q0, q1, q2, q3, _, _) = suited(library, q, aligned)
+        k, (k_pointer, _, k0, k1, k2, k3, _, _) = suited(library, k, aligned)
+        v, (v_pointer, _, v0, v1, v2, v3, _, _) = suited(library, v, aligned)
+    target = out
+    if out is None or unsuited(read(out), aligned):
+        o2 = head_dim_v
+        o1 = heads_q * o2
+        o0 = seqlen_q * o1
+        if q0 == o0 and q1 == o1 and q2 == o2 == head_dim:  # q is contiguous: 0.5 us less than to name shape and dtype
+            target = library.empty_like(q)
+        else:
+            target = library.empty(q, (batch, seqlen_q, heads_q, head_dim_v))
+        out_pointer = library.pointer(target)
+    else:
+        out_pointer, _, o0, o1, o2, _, _, _ = read(out)
+    if return_lse:
+        lse = library.empty_float32(q, (batch, heads_q, seqlen_q))
+        lse_pointer = library.pointer(lse)
+    else:
+        lse_pointer = 0
+
+    call = (batch, seqlen_q, seqlen_k, library, q, device, library.stream(device),
+            (q_pointer, k_pointer, v_pointer, out_pointer, lse_pointer, sink_pointer,
+             q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2), scale, sink_dtype, slopes)
+    try:
+        plan.run(*call)
+    except Unmappable:  # strides of 0 or below, which only the copy engine refuses: asked afterwards, it costs others nothing
+        plans.without_maps(plan, device, arrays.is_capturing(call[6])).run(*call)
+    if out is None:
+        out = target
+    elif target is not out:
+        library.assign(out, target)
+    return (out, lse) if return_lse else out
+
+
+def prepare(problems, gpu: Gpu | str | int | None = None) -> list[Match]:
+    """Compiles ahead what `problems` need, in threads, and loads it, so that no later call waits and a graph can be captured.
+
+    `problems` is a `Problem`, its text, a model's name (`autotune tune --model`), or a list of problems and texts. A prepared
+    problem stands for its whole bucket of sizes. `gpu` is a CUDA device index (None: the current one); a `Gpu` or a name from
+    the catalogue fills the cache folder only, and needs no GPU. Returns the `Match` of each problem.
+    Raises `AttentionError` if no kernel can serve one, `ProblemError` or `ModelError` for text that names nothing.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    wanted = [problem.simplified() for problem in _problems(problems)]
+    device = None
+    if gpu is None:
+        detect()  # says what is missing, if anything is
+        device = launch.current_device()
+    elif isinstance(gpu, int):
+        device = gpu
+    model = _gpu(gpu) if device is None else detect(device)
+    matches = [plans.match_for(problem, model) for problem in wanted]
+    distinct = {(match.problem.static, kernels.kernel_of(match.config).compile_key(match.config)): match for match in matches}
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(plans.build, distinct.values()))
+    return matches if device is None else [plans.make(problem, device).match for problem in wanted]
+
+
+def source(problem: Problem | str, config: kernels.Config | str | None = None, gpu: Gpu | str | None = None) -> str:
+    """The CUDA source that computes `problem`: complete, and what is compiled.
+
+    With the config that `lookup` chooses, unless one is given as a `Config` or its line of text. `gpu` is a `Gpu`, a name from
+    the catalogue, or None for the GPU at hand. Raises `AttentionError` if no kernel, or not this config, can serve.
+    """
+    from ..cuda.render import render
+
+    problem, = as_problems([problem])
+    problem, gpu = problem.simplified(), _gpu(gpu)
+    config = plans.match_for(problem, gpu).config if config is None else kernels.config_from_text(str(config))
+    kernel = kernels.kernel_of(config)
+    if reason := kernel.reject(problem, gpu) or kernel.illegal(problem.static, config, gpu):
+        raise AttentionError(f"config {config} cannot serve {problem} on {gpu.name}: {reason}")
+    return render(problem.static, config, kernel.target(gpu))
+
+
+def unsuited(view: tuple, aligned: bool) -> str | None:
+    """Why a kernel cannot read or write an array in place, given what its library's `read` returned, or None."""
+    pointer, shape, *strides = view[:6]
+    used = [stride for stride, size in zip(strides[:3], shape) if size > 1]  # the stride of a size of 1 means nothing
+    if strides[3] != 1 and shape[3] > 1:
+        return f"its last stride is {strides[3]}, not 1"
+    if aligned and pointer % 16:
+        return "its address is not a multiple of 16 bytes"
+    if aligned and any(stride % 8 for stride in used):
+        return f"its strides {tuple(strides)} are not multiples of 8 elements"
+    return None
+
+
+def suited(library, array, aligned: bool) -> tuple:
+    """(array or a packed copy that a kernel can read in place, what `read` says of it)."""
+    view = library.read(array)
+    if unsuited(view, aligned):
+        array = library.packed(array)
+        view = library.read(array)
+    return array, view
+
+
+def _sentence(error: Exception, *arguments) -> Exception:
+    """What `describe` says of `arguments`, or `error` if it finds nothing wrong with them."""
+    try:
+        describe(*arguments)
+    except ValueError as better:
+        return better
+    return error
+
+
+def _new_plan(q, k, v, causal, window, softcap, sinks, alibi_slopes) -> plans.Plan:
+    described = describe(q, k, v, causal, window, softcap, sinks, alibi_slopes)
+    capturing = arrays.is_capturing(described.library.stream(described.device))
+    return plans.make(described.problem, described.device, capturing)
+
+
+def _empty(library, q, k, v, shape, causal, window, scale, softcap, sinks, alibi_slopes, return_lse, out):
+    """The result where there is no query or no key: nothing to launch."""
+    describe(q, k, v, causal, window, softcap, sinks, alibi_slopes, out)
+    if scale is not None:
+        positive_scale(scale)
+    out = library.empty(q, shape) if out is None else out
+    if 0 not in shape:
+        library.zero(out)
+    if not return_lse:
+        return out
+    lse = library.empty_float32(q, (shape[0], shape[2], shape[1]))
+    if 0 not in shape[:3]:
+        library.fill_lse(lse, sinks)
+    return out, lse
+
+
+def _through_cupy(inputs: tuple, keywords: dict):
+    """`attention` on arrays that only speak DLPack, with results in their library."""
+    like, out = inputs[0], keywords["out"]
+    for name in ("sinks", "alibi_slopes", "out"):
+        keywords[name] = OTHER.to_cupy(keywords[name], name)
+    results = attention(*(OTHER.to_cupy(array, name) for array, name in zip(inputs, "qkv")), **keywords)
+    if keywords["return_lse"]:
+        return (OTHER.from_cupy(results[0], like) if out is None else out), OTHER.from_cupy(results[1], like)
+    return OTHER.from_cupy(results, like) if out is None else out
+
+
+def _problems(problems) -> list[Problem]:
+    if isinstance(problems, str) and problems.partition("-")[0] not in OPS:
+        from ..models.catalogue import problems_of_model
+
+        return list(problems_of_model(problems))
+    return as_problems(problems)
+
+
+def _gpu(gpu: Gpu | str | None) -> Gpu:
+    return detect() if gpu is None else resolve(gpu)

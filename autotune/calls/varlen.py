@@ -1,0 +1,171 @@
+"""Attention over packed sequences, each as long as it likes: `attention_varlen`.
+
+    out = attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=True)
+
+Where sequences begin stays on the device, so a captured CUDA graph can be replayed with other lengths.
+"""
+
+from __future__ import annotations
+
+from ..device import arrays
+from . import plans
+from .arguments import check_out, check_sinks, number, positive_scale, readable_slopes, refuse_grad, window_bounds
+from ..device.arrays import LIBRARIES, OTHER, AttentionError, library_of
+from .dense import NO_WINDOW, suited, unsuited
+from .packed import Lengths
+from ..core.problem import bucket_batch, bucket_length
+from ..device.tensormap import Unmappable
+from .varlenchecks import describe_varlen, longest_of, read_packed
+
+
+def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, causal=False, window=NO_WINDOW,
+                     scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None):
+    """`attention` of each of B sequences that are packed: q (total_q, Hq, D), k (total_k, Hkv, D), v (total_k, Hkv, Dv).
+
+    Sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and the keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]; both
+    arrays are (B + 1,) int32 on the device, where they are read: nothing waits for them, and a captured graph can be replayed
+    with others. A length may be 0. Returns out (total_q, Hq, Dv), and with `return_lse` also lse (Hq, total_q) float32. Rows
+    of no sequence, behind the last one, are left as they are.
+
+    `max_seqlen_q` and `max_seqlen_k` are the largest lengths, or more: they choose the config and never change the result. Starts
+    that do not rise, or lie outside of the arrays, give wrong results, but nothing outside of the arrays is read or written.
+    `alibi_slopes` are (Hq,) or (B, Hq). The other arguments, what is copied and what is raised are as in `attention`.
+    """
+    library = LIBRARIES.get(type(q)) or library_of(q)
+    if library is OTHER:
+        return _through_cupy((q, k, v, cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), dict(
+            causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
+            return_lse=return_lse, out=out))
+    vector = library.vector
+    try:
+        q_pointer, (total_q, heads_q, head_dim), (q0, q1, q2), dtype, device = vector(q)
+        k_pointer, (total_k, heads_kv, head_dim_k), (k0, k1, k2), dtype_k, device_k = vector(k)
+        v_pointer, (total_v, heads_v, head_dim_v), (v0, v1, v2), dtype_v, device_v = vector(v)
+        starts_q, (size,), (step_q,), dtype_starts_q, device_starts_q = vector(cu_seqlens_q)
+        starts_k, (size_k,), (step_k,), dtype_starts_k, device_starts_k = vector(cu_seqlens_k)
+        if not (total_k == total_v and heads_kv == heads_v and not heads_q % heads_kv and head_dim == head_dim_k
+                and dtype == dtype_k == dtype_v and dtype_starts_q == dtype_starts_k == library.int32 and size == size_k > 0
+                and device == device_k == device_v == device_starts_q == device_starts_k >= 0):
+            raise AttentionError("q, k, v and where sequences begin do not fit together")
+        dtype_name = library.dtypes[dtype]
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _sentence(error, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window, softcap, sinks,
+                        alibi_slopes) from None
+    if library.grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or sinks is not None or out is not None
+                                   or alibi_slopes is not None):
+        refuse_grad(q=q, k=k, v=v, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
+    batch = size - 1
+    if out is not None:
+        read_packed(library, "out", out)
+        check_out(library, out[None], (1, total_q, heads_q, head_dim_v), dtype, device)
+    longest_q, longest_k = max_seqlen_q, max_seqlen_k
+    if not (type(longest_q) is type(longest_k) is int and 0 < longest_q <= total_q and 0 < longest_k <= total_k):
+        longest_q, longest_k = longest_of("max_seqlen_q", longest_q, total_q), longest_of("max_seqlen_k", longest_k, total_k)
+    if type(softcap) is not float:
+        softcap = number(softcap)
+    left, right = (None, 0 if causal else None) if window is NO_WINDOW else window_bounds(window, causal)
+    if sinks is None:
+        sink_pointer = sink_dtype = 0
+    else:
+        sink_pointer, sink_stride, sink_dtype = check_sinks(library, sinks, heads_q, device)
+        if sink_stride != 1:
+            sinks = library.packed(sinks)
+            sink_pointer = library.pointer(sinks)
+    slopes = ()
+    if alibi_slopes is not None:
+        alibi_slopes, slopes = readable_slopes(library, alibi_slopes, batch, heads_q, device)
+    if not (batch and total_q and total_k):
+        return _empty(library, q, (total_q, heads_q, head_dim_v), sinks, scale, return_lse, out)
+
+    plan = plans.find(("varlen", device, dtype_name, heads_q, heads_kv, head_dim, head_dim_v, left, right, softcap,
+                       alibi_slopes is not None, sinks is not None, 0, bucket_batch(batch), bucket_length(longest_q),
+                       bucket_length(longest_k)))
+    if plan is None:
+        plan = _new_plan(q, k, v, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, causal, window, softcap, sinks, alibi_slopes)
+
+    if scale is None:
+        scale = plan.scale
+    else:
+        scale, negative = positive_scale(scale)
+        if negative:
+            q = library.negated(q)
+            q_pointer, _, (q0, q1, q2), _, _ = vector(q)
+    aligned = plan.aligned
+    if q2 != 1 or k2 != 1 or v2 != 1 or aligned and (
+            (q_pointer | k_pointer | v_pointer) & 15 or (q0 | q1 | k0 | k1 | v0 | v1) & 7):
+        q, (q_pointer, q0, q1) = _suited(library, q, aligned)
+        k, (k_pointer, k0, k1) = _suited(library, k, aligned)
+        v, (v_pointer, v0, v1) = _suited(library, v, aligned)
+    if step_q != 1 and size > 1:
+        cu_seqlens_q = library.packed(cu_seqlens_q)
+        starts_q = library.pointer(cu_seqlens_q)
+    if step_k != 1 and size > 1:
+        cu_seqlens_k = library.packed(cu_seqlens_k)
+        starts_k = library.pointer(cu_seqlens_k)
+    target = out
+    if out is None or unsuited(library.read(out[None]), aligned):
+        # Rows of no sequence keep what they have where the caller can see it.
+        target = library.empty(q, (total_q, heads_q, head_dim_v)) if out is None else library.packed(out)
+        out_pointer, o1 = library.pointer(target), head_dim_v
+        o0 = heads_q * o1
+    else:
+        out_pointer, _, (o0, o1, _), _, _ = vector(out)
+    lse = library.empty_float32(q, (heads_q, total_q)) if return_lse else None
+
+    call = (library, q, device, library.stream(device), arrays.is_capturing, batch, total_q, total_k,
+            (q_pointer, k_pointer, v_pointer, out_pointer, library.pointer(lse) if return_lse else 0, sink_pointer,
+             0, q0, q1, 0, k0, k1, 0, v0, v1, 0, o0, o1), scale, sink_dtype, slopes, Lengths(starts_q, starts_k))
+    try:
+        plan.run(*call)
+    except Unmappable:  # strides of 0 or below, which only the copy engine refuses: asked afterwards, it costs others nothing
+        plans.without_maps(plan, device, arrays.is_capturing(call[3])).run(*call)
+    if out is None:
+        out = target
+    elif target is not out:
+        library.assign(out, target)
+    return (out, lse) if return_lse else out
+
+
+def _suited(library, array, aligned: bool) -> tuple:
+    """(array or a packed copy that a kernel can read in place, its pointer and first two strides)."""
+    one, view = suited(library, array[None], aligned)
+    return one, (view[0], *view[3:5])
+
+
+def _sentence(error: Exception, *arguments) -> Exception:
+    """What `describe_varlen` says of `arguments`, or `error` if it finds nothing wrong with them."""
+    try:
+        describe_varlen(*arguments)
+    except ValueError as better:
+        return better
+    return error
+
+
+def _new_plan(*arguments):
+    described = describe_varlen(*arguments)
+    return plans.make(described.problem, described.device, arrays.is_capturing(described.library.stream(described.device)))
+
+
+def _empty(library, q, shape, sinks, scale, return_lse: bool, out):
+    """The result where there is no query or no key: nothing to launch."""
+    if scale is not None:
+        positive_scale(scale)
+    out = library.empty(q, shape) if out is None else out
+    lse = library.empty_float32(q, (shape[1], shape[0])) if return_lse else None
+    if shape[0]:
+        library.zero(out)
+        if return_lse:
+            library.fill_lse(lse[None], sinks)
+    return (out, lse) if return_lse else out
+
+
+def _through_cupy(inputs: tuple, longest: tuple, keywords: dict):
+    """`attention_varlen` on arrays that only speak DLPack, with results in their library."""
+    like, out = inputs[0], keywords["out"]
+    for name in ("sinks", "alibi_slopes", "out"):
+        keywords[name] = OTHER.to_cupy(keywords[name], name)
+    names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
+    results = attention_varlen(*(OTHER.to_cupy(array, name) for array, name in zip(inputs, names)), *longest, **keywords)
+    if keywords["return_lse"]:
+        return (OTHER.from_cupy(results[0], like) if out is None else out), OTHER.from_cupy(results[1], like)
+    return OTHER.from_cupy(results, like) if out is None else out

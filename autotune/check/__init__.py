@@ -1,0 +1,1 @@
+"""Is a kernel right? Inputs, references, verdicts."""

@@ -1,0 +1,98 @@
+"""Finds the fastest correct configuration for each problem and records it. What was measured before is not measured again.
+
+Without a GPU it compiles and ranks the legal configurations for a GPU of the catalogue by an estimate and records them as
+predicted. Ctrl-C keeps what was measured; the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from ..core.gpu import Gpu
+from ..core.problem import EXAMPLE
+from ..core.tables import microseconds, table, tflops
+from .common import UsageError, add_decode, add_gpu, add_lists, gpu_or_stand_in, problems_of
+
+SUMMARY = "find and record the best configuration of problems or of a whole model"
+EFFORTS = ("quick", "full")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group(required=True)
+    add_lists(what)
+    what.add_argument("--problem", metavar="TEXT", action="append",
+                      help=f"one problem, such as {EXAMPLE}; may stand several times")
+    add_decode(parser)
+    add_gpu(parser)
+    parser.add_argument("--effort", choices=EFFORTS, default="quick",
+                        help="quick: at most a minute for each problem; full: up to a quarter of an hour")
+    parser.add_argument("--db", choices=("user", "checkout"), default="user",
+                        help="where winners are recorded: your own database, or this checkout's tuning_db/ (for maintainers)")
+
+
+def run(args: argparse.Namespace) -> int:
+    problems = list(dict.fromkeys(problem.simplified() for problem in problems_of(args, args.decode)))
+    gpu, at_hand = gpu_or_stand_in(args.gpu)
+    from ..database import view
+    from .. import tuner
+
+    root = view.user_root() if args.db == "user" else checkout_root()
+    records = tuner.tune(problems, gpu=gpu, effort=args.effort, root=root)
+    print(report(records))
+    if count := passed_over(records, gpu):
+        print(f"\nA lookup takes what was measured before what was predicted, so for {count} of these it goes on taking measured "
+              "records, of the same problem or one near it")
+    print(next_steps(records[0].problem if records else problems[0], gpu, at_hand, args.db))
+    return 0 if len(records) == len(problems) else 1
+
+
+def checkout_root() -> Path:
+    """The tuning_db/ folder of the checkout that this package runs from. Raises `UsageError` for an installed package."""
+    from ..database import view
+
+    root = view.shipped_root()
+    if root.name != "tuning_db":
+        raise UsageError(f"--db checkout writes to a checkout's tuning_db/, but autotune is installed in {root.parent}; "
+                         "run it from a checkout, or leave --db out")
+    return root
+
+
+def report(records) -> str:
+    """A table of what was found: one row for each record."""
+    rows = [(r.problem, microseconds(r.time_us), tflops(r.problem, r.time_us), _gain(r), r.evidence, r.config.kernel)
+            for r in records]
+    return table(("problem", "us", "TFLOP/s", "over default", "evidence", "kernel"), rows)
+
+
+def passed_over(records, gpu: Gpu) -> int:
+    """How many of `records` are predictions that no lookup takes, because something measured can serve their problem."""
+    from ..database.lookup import lookup
+
+    return sum(record.evidence == "predicted" and lookup(record.problem, gpu).evidence != "predicted" for record in records)
+
+
+def next_steps(problem, gpu: Gpu, at_hand: bool, db: str) -> str:
+    """The commands to try next."""
+    suffix = "" if at_hand else f" --gpu {gpu.name}"
+    steps = [f"lookup {problem}{suffix}", f"source {problem}{suffix}", f"source {problem}{suffix} --resources"]
+    if db == "checkout":
+        steps.append("build          # brings generated/ up to date with tuning_db/")
+    return "\nTry next:\n" + "\n".join(f"  {_program()} {step}" for step in steps)
+
+
+def _program() -> str:
+    """How this shell starts autotune: as it did now, shorter where PATH or the current folder allow."""
+    path = Path(sys.argv[0])
+    if path.name != "autotune":
+        return "python -m autotune"
+    if shutil.which("autotune") == str(path):
+        return "autotune"
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+
+
+def _gain(record) -> str:
+    return f"{record.speedup:.2f}x" if record.speedup else "-"

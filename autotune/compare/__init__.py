@@ -1,0 +1,1 @@
+"""autotune beside other libraries: runs, reports, plots."""

@@ -1,0 +1,289 @@
+"""What to compute: `Problem`, its static part, its text form and its cost.
+
+A `Problem` is frozen and prints as one line that parses back, for example
+``forward-bf16-b1-h32x8-q8192-k8192-d128-causal``. That line is a CLI argument, a database key and a file name.
+Features that a problem lacks do not stand in its text, so a feature added later does not rename old records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from operator import attrgetter
+from typing import Iterable
+
+from . import sequences
+from .text import DTYPES, EXAMPLE, OPS, ProblemError, fields_of
+from .sequences import bucket_batch, bucket_length
+
+DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1}
+KV_SOURCES = ("dense", "varlen", "paged")
+MASKS = ("full", "causal", "window")
+
+MAX_LENGTH = 2**30  # indices of keys, and their sums with a window's bounds, are 32-bit on the device
+
+
+@dataclass(frozen=True)
+class Static:
+    """The part of a problem that is compiled in. Everything else reaches the kernel as a run-time argument."""
+
+    op: str
+    dtype: str
+    kv_dtype: str
+    out_dtype: str
+    head_dim: int
+    head_dim_v: int
+    mask: str
+    softcap: bool
+    alibi: bool
+    kv: str
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def packed(self) -> bool:
+        """Whether queries of all sequences follow each other in one array, with lengths that stand on the device."""
+        return self.op == "forward" and self.kv != "dense"
+
+    @cached_property
+    def in_bf16(self) -> Static:
+        """With bf16 in place of fp16, of which the GPU moves as many bytes and multiplies as many: the same configs suit both."""
+        return replace(self, **{name: "bf16" for name in ("dtype", "kv_dtype", "out_dtype") if getattr(self, name) == "fp16"})
+
+    @cached_property
+    def text(self) -> str:
+        """File-name form, for example ``forward-bf16-d128-causal``."""
+        before, after = self._features
+        return "-".join([*before, _head_dim_token(self.head_dim, self.head_dim_v), *after])
+
+    @cached_property
+    def kind(self) -> str:
+        """`text` without head dims, for example ``forward-bf16-causal``: sources of one kind differ in numbers, and where a
+        config chooses text."""
+        before, after = self._features
+        return "-".join(before + after)
+
+    @property
+    def _features(self) -> tuple[list[str], list[str]]:
+        before, after = [self.op, self.dtype], [] if self.mask == "full" else [self.mask]
+        if self.kv_dtype != self.dtype:
+            before.append(f"kv{self.kv_dtype}")
+        if self.out_dtype != self.dtype:
+            before.append(f"out{self.out_dtype}")
+        after += [name for name in ("softcap", "alibi") if getattr(self, name)]
+        if self.kv != "dense":
+            after.append(self.kv)
+        return before, after
+
+
+_UNSIZED = attrgetter("op", "dtype", "heads_q", "heads_kv", "head_dim", "head_dim_v", "softcap", "alibi", "sinks", "kv",
+                      "page_size", "packed_queries", "kv_dtype", "out_dtype")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention problem. Lengths are tokens, head dims are elements.
+
+    Causal masking is bottom-right: query i sees key j iff ``j <= i + seqlen_k - seqlen_q``. It is the same thing as
+    ``window_right = 0``, so it is not a field of its own. A window is inclusive on both sides; ``None`` is unbounded.
+
+    Raises `ProblemError` on construction if a field is out of range.
+    """
+
+    op: str = "forward"
+    dtype: str = "bf16"
+    batch: int = 1
+    heads_q: int = 1
+    heads_kv: int = 1
+    seqlen_q: int = 1
+    seqlen_k: int = 1
+    head_dim: int = 128
+    head_dim_v: int = 0  # 0: the same as head_dim
+    window_left: int | None = None
+    window_right: int | None = None
+    softcap: float = 0.0
+    alibi: bool = False
+    sinks: bool = False
+    kv: str = "dense"
+    page_size: int = 0
+    packed_queries: bool = False  # of decode steps, each sequence with its own number; forward ones say it by `kv`
+    kv_dtype: str = ""  # "": the same as dtype
+    out_dtype: str = ""
+
+    def __post_init__(self):
+        for name, fallback in (("head_dim_v", self.head_dim), ("kv_dtype", self.dtype), ("out_dtype", self.dtype)):
+            if not getattr(self, name):
+                object.__setattr__(self, name, fallback)
+        _validate(self)
+
+    @property
+    def mask(self) -> str:
+        if self.window_left is None and self.window_right is None:
+            return "full"
+        return "causal" if self.window_left is None and self.window_right == 0 else "window"
+
+    @property
+    def causal(self) -> bool:
+        return self.window_right == 0
+
+    @property
+    def group(self) -> int:
+        """Query heads per key/value head."""
+        return self.heads_q // self.heads_kv
+
+    @property
+    def packed(self) -> bool:
+        """Whether queries of all sequences follow each other in one array: seqlen_q and seqlen_k are then the largest lengths."""
+        return self.static.packed or self.packed_queries
+
+    @cached_property
+    def unsized(self) -> tuple:
+        """Every field but batch, lengths and window."""
+        return _UNSIZED(self)
+
+    @cached_property
+    def static(self) -> Static:
+        return Static(self.op, self.dtype, self.kv_dtype, self.out_dtype, self.head_dim, self.head_dim_v, self.mask,
+                      self.softcap > 0, self.alibi, self.kv)
+
+    @cached_property
+    def text(self) -> str:
+        tokens = [self.op, self.dtype, f"b{self.batch}", f"h{self.heads_q}x{self.heads_kv}", f"q{self.seqlen_q}",
+                  f"k{self.seqlen_k}", _head_dim_token(self.head_dim, self.head_dim_v)]
+        if self.window_right == 0:
+            tokens.append("causal")
+        if self.window_left is not None:
+            tokens.append(f"left{self.window_left}")
+        if self.window_right:
+            tokens.append(f"right{self.window_right}")
+        if self.softcap:
+            tokens.append(f"softcap{float(self.softcap)!r}".removesuffix(".0"))
+        tokens += [name for name in ("alibi", "sinks") if getattr(self, name)]
+        if self.kv != "dense":
+            tokens.append("varlen" if self.kv == "varlen" else f"page{self.page_size}")
+        if self.packed_queries:
+            tokens.append("packed")
+        if self.kv_dtype != self.dtype:
+            tokens.append(f"kv{self.kv_dtype}")
+        if self.out_dtype != self.dtype:
+            tokens.append(f"out{self.out_dtype}")
+        return "-".join(tokens)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @staticmethod
+    def parse(text: str) -> Problem:
+        """The problem that `text` names. Raises `ProblemError` naming the token that is wrong."""
+        if not isinstance(text, str):
+            raise ProblemError(f"{text!r} is no problem; one is a Problem or a line of text such as {EXAMPLE}")
+        return _parse(text)
+
+    def simplified(self) -> Problem:
+        """The same problem with bounds that hide nothing dropped, so that it can use a cheaper kernel.
+
+        The last query sees keys up to ``seqlen_k - 1 + right`` and the first one from ``seqlen_k - seqlen_q - left``.
+        Where lengths stand on the device, seqlen_k is a guess, and only the right bound can be judged.
+        """
+        if self.kv != "dense" and self.op != "decode":
+            return self
+        left, right = self.window_left, self.window_right
+        if left is not None and left >= self.seqlen_k - 1 and self.op != "decode":
+            left = None
+        if right is not None and right >= self.seqlen_q - 1:
+            right = None
+        if (left, right) == (self.window_left, self.window_right):
+            return self
+        return replace(self, window_left=left, window_right=right)
+
+    def bucketed(self) -> Problem:
+        """The representative of this problem's bucket: lengths rounded up to 8 steps an octave, batch to a power of 2."""
+        sizes = (bucket_batch(self.batch), bucket_length(self.seqlen_q), bucket_length(self.seqlen_k))
+        if sizes == (self.batch, self.seqlen_q, self.seqlen_k):
+            return self
+        return replace(self, batch=sizes[0], seqlen_q=sizes[1], seqlen_k=sizes[2])
+
+    @cached_property
+    def sequences(self) -> tuple[tuple[int, int], ...]:
+        """(queries, keys) of sequences that stand for all of them: one where all are alike; where they are packed, and the
+        lengths here are the largest ones, such that are spread as is usual."""
+        if self.packed:
+            return sequences.typical(self.batch, self.seqlen_q, self.seqlen_k)
+        return ((self.seqlen_q, self.seqlen_k),)
+
+    @cached_property
+    def visible_pairs(self) -> int:
+        """(query, key) pairs that the mask lets through, per head, in a sequence of seqlen_q queries and seqlen_k keys."""
+        return sequences.visible_pairs(self.seqlen_q, self.seqlen_k, self.window_left, self.window_right)
+
+    @property
+    def flops(self) -> int:
+        """Multiply-adds of the two matrix products count 2; masked pairs count 0. The field's usual convention."""
+        return self.flops_of(self.sequences) * self.batch // max(len(self.sequences), 1)
+
+    def flops_of(self, lengths: Iterable[tuple[int, int]]) -> int:
+        """The same for sequences of these (queries, keys)."""
+        pairs = (sequences.visible_pairs(*each, self.window_left, self.window_right) for each in lengths)
+        return 2 * self.heads_q * sum(pairs) * (self.head_dim + self.head_dim_v)
+
+    @property
+    def compulsory_bytes(self) -> int:
+        """Bytes that any kernel must move: q, k, v read once, out written once."""
+        return self.bytes_of(self.sequences) * self.batch // max(len(self.sequences), 1)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Those of them that are keys and values, where all sequences are alike."""
+        return self.compulsory_bytes - self.batch * self.bytes_of([(self.seqlen_q, 0)])
+
+    def bytes_of(self, lengths: Iterable[tuple[int, int]]) -> int:
+        """The same for sequences of these (queries, keys)."""
+        query = self.heads_q * (self.head_dim * DTYPE_BYTES[self.dtype] + self.head_dim_v * DTYPE_BYTES[self.out_dtype])
+        key = self.heads_kv * (self.head_dim + self.head_dim_v) * DTYPE_BYTES[self.kv_dtype]
+        return sum(queries * query + key * sequences.visible_keys(queries, keys, self.window_left, self.window_right)
+                   for queries, keys in lengths)
+
+
+def _head_dim_token(head_dim: int, head_dim_v: int) -> str:
+    return f"d{head_dim}" if head_dim == head_dim_v else f"d{head_dim}x{head_dim_v}"
+
+
+def as_problems(given: Problem | str | Iterable[Problem | str]) -> list[Problem]:
+    """The problems of one `Problem` or text, or of several. Raises `ProblemError` for anything else."""
+    if isinstance(given, (Problem, str)) or not isinstance(given, Iterable):
+        given = [given]
+    return [problem if isinstance(problem, Problem) else Problem.parse(problem) for problem in given]
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Problem:
+    return Problem(**fields_of(text))
+
+
+def _validate(p: Problem) -> None:
+    def require(ok: bool, message: str) -> None:
+        if not ok:
+            raise ProblemError(message)
+
+    for name, allowed in (("op", OPS), ("dtype", DTYPES), ("kv_dtype", DTYPE_BYTES), ("out_dtype", DTYPES),
+                          ("kv", KV_SOURCES)):
+        require(getattr(p, name) in allowed, f"{name} is {getattr(p, name)!r}; allowed are {', '.join(allowed)}")
+    for name in ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "page_size"):
+        value = getattr(p, name)
+        require(type(value) is int, f"{name} is {value!r}; it must be an int")
+        require(0 <= value <= MAX_LENGTH, f"{name} is {value}; allowed is 0 to {MAX_LENGTH}")
+    for name in ("heads_q", "heads_kv", "head_dim", "head_dim_v"):
+        require(getattr(p, name) >= 1, f"{name} is {getattr(p, name)}; it must be at least 1")
+    require(p.heads_q % p.heads_kv == 0,
+            f"heads_q is {p.heads_q} and heads_kv is {p.heads_kv}; heads_q must be a multiple of heads_kv")
+    for name in ("window_left", "window_right"):
+        value = getattr(p, name)
+        require(value is None or type(value) is int and 0 <= value <= MAX_LENGTH,
+                f"{name} is {value!r}; it must be None (unbounded) or an int from 0 to {MAX_LENGTH}")
+    require(isinstance(p.softcap, (int, float)) and (p.softcap == 0 or 1e-3 <= p.softcap <= 1e6),
+            f"softcap is {p.softcap!r}; it must be 0 (off) or a number from 0.001 to 1000000")
+    require((p.kv == "paged") == (p.page_size > 0),
+            f"page_size is {p.page_size} with kv {p.kv!r}; a paged cache needs a page_size of at least 1, others 0")
+    require(p.op == "decode" or not p.packed_queries, "packed is for decode problems; in forward ones varlen or pageN says it")

@@ -1,0 +1,58 @@
+"""Templates and a config in, one self-contained CUDA file out.
+
+`render` is deterministic: the same static part, config and target give the same text. Delimiters leave a template
+looking like CUDA (Jinja's own cannot parse ``"{%0, %1}"`` in inline PTX): ``${name}`` and lines that begin with ``//%``.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, StrictUndefined
+
+from ..core.config import Config, Value
+from ..kernels import kernel_of
+from ..kernels.base import Field
+from ..kernels.forward.base import ELEMENTS
+from ..core.problem import Static
+
+PACKAGE = Path(__file__).parents[1]
+TEMPLATES = next(p for p in (PACKAGE / "_templates", PACKAGE.parent / "templates") if p.is_dir())
+HOST_TWINS = PACKAGE / "simulator" / "host"  # lib/base.cuh and lib/ptx/ once more, in plain C++
+
+
+@lru_cache(maxsize=None)
+def _environment(ptx: str) -> Environment:
+    folders = [FileSystemLoader(TEMPLATES)]
+    if ptx == "host":
+        folders.insert(0, FileSystemLoader(HOST_TWINS))
+    return Environment(
+        loader=ChoiceLoader(folders), undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True,
+        trim_blocks=True, lstrip_blocks=True, variable_start_string="${", variable_end_string="}",
+        line_statement_prefix="//%", line_comment_prefix="//#", block_start_string="/*%", block_end_string="%*/",
+        comment_start_string="/*#", comment_end_string="#*/")
+
+
+def render(static: Static, config: Config, target: str, ptx: str = "cuda") -> str:
+    """The CUDA source of `config` for problems of `static`, without header: what is compiled and hashed.
+
+    `config` must be legal for `static`. `target` is an -arch such as ``sm_90``. With ``ptx="host"`` the machine-specific
+    headers are replaced by their C++ twins, for the simulator.
+    """
+    kernel = kernel_of(config)
+    constants = [{"type": type, "name": name, "value": _literal(value)}
+                 for type, name, value in kernel.constants(static, config)]
+    return _environment(ptx).get_template(kernel.template).render(
+        element=ELEMENTS[static.dtype], constants=constants, fields=_fields(kernel.params(static, config)), mask=static.mask,
+        softcap=static.softcap, alibi=static.alibi,
+        mask_header=f"lib/masks/{'packed/' if static.packed else ''}{static.mask}.cuh", target=target,
+        **kernel.operands(static, config))
+
+
+def _fields(fields: tuple[Field, ...]) -> list[dict[str, str]]:
+    return [{"type": f.type, "name": f.name, "comment": f"  // {f.doc}" if f.doc else ""} for f in fields]
+
+
+def _literal(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

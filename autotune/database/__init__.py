@@ -1,0 +1,1 @@
+"""Records of what tuning found, their files, and which of them serves a problem."""

@@ -1,0 +1,61 @@
+"""Why a `Match` is what it is, in full: for `explain` and `autotune lookup --why`."""
+
+from __future__ import annotations
+
+from ..kernels import KERNELS, kernel_of
+from .lookup import RADIUS, Match, ranking
+
+TIERS = {
+    "exact": "a record of this problem's bucket of sizes on this GPU",
+    "near": "a record of another problem on this GPU, with the same head dims and mask, and the same dtype or another of 16 bits",
+    "same_arch": "a record of another GPU of the same architecture",
+    "default": "no record helps, so this is the default of the first kernel that can serve it",
+}
+EVIDENCE = {
+    "measured": "timed on the GPU",
+    "stale": "timed with an older version of the kernel: today's source compiles to other machine code",
+    "other_toolkit": "timed with another version of NVRTC than the one here",
+    "predicted": "never timed: an estimate from what the compiler said, or no record at all",
+}
+SHOWN = 3  # other records that might have served
+
+
+def passed_over(match: Match) -> dict[str, str]:
+    """Kernel -> why it does not run, for each of the same operation that is preferred to the one that does."""
+    chosen, reasons = kernel_of(match.config), {}
+    for kernel in KERNELS.values():
+        if kernel is chosen:
+            break
+        if not kernel.name.startswith(f"{match.problem.op}_"):
+            continue
+        reasons[kernel.name] = kernel.reject(match.problem, match.gpu) or \
+            "it can serve this, but the database has a faster config"
+    return reasons
+
+
+def _cuts(match: Match) -> list[str]:
+    """How a decode kernel cuts the keys of sequences whose lengths the device has, and of full ones side by side."""
+    kernel, problem = kernel_of(match.config), match.problem
+    full, others = (str(kernel.launches(problem, match.config, uniform)) for uniform in (True, False))
+    if problem.kv == "paged" or problem.packed:
+        return [others]
+    return [f"full sequences: {full}", f"with cache_seqlens: {others}"]
+
+
+def lines(match: Match) -> list[tuple[str, str]]:
+    """(name, text) for each thing to know about `match`, most telling first."""
+    evidence = EVIDENCE[match.evidence]
+    if match.evidence == "measured" and match.record.problem.static == match.problem.static:
+        evidence += ", and the config compiles to the same machine code today"
+    rows = [("tier", f"{match.tier}: {TIERS[match.tier]}"), ("evidence", f"{match.evidence}: {evidence}")]
+    if match.record:
+        rows.append(("distance", f"{match.distance:.2f} steps, each a doubling of both lengths; records beyond {RADIUS:g} "
+                                 "do not count"))
+    rows.append(("slowdown", f"{100 * (match.slowdown - 1):.0f} % above a config tuned for this problem is to be expected"))
+    rows += [("refused", f"{name}: {reason}") for name, reason in passed_over(match).items()]
+    if match.problem.op == "decode":
+        rows += [("splits", text) for text in _cuts(match)]
+    others = [other for other in ranking(match.problem, match.gpu) if other.record is not match.record]
+    rows += [("next", f"{other.tier}, {other.evidence}, {other.distance:.2f} steps: {other.record.problem} with {other.config}")
+             for other in others[:SHOWN]]
+    return rows

@@ -1,0 +1,1 @@
+"""From a cubin to a launch: arrays, streams, tensor maps, counters."""

@@ -1,0 +1,316 @@
+"""Arrays of CuPy and torch, read by their attributes, and outputs allocated by the library the inputs came from.
+
+DLPack costs 26 us a tensor, so it is only the way in for other libraries. Each adapter below reads an array of four
+dimensions as one flat tuple,
+
+    pointer, shape, stride 0, stride 1, stride 2, stride 3, dtype, device index        (strides in elements)
+
+raises AttributeError or ValueError if it cannot, and does the few operations that a call may need besides the kernel.
+Nothing here imports torch or CuPy before an array of theirs has been seen.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import lru_cache
+
+from ..kernels.forward.base import SINK_DTYPES
+
+DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+DLPACK_CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
+PER_THREAD = 2  # the handle of a thread's own default stream
+
+
+class AttentionError(ValueError):
+    """A call that cannot be served, with a sentence that says which argument is wrong, or what to do."""
+
+
+class TorchArrays:
+    """torch.Tensor and its subclasses."""
+
+    name = "torch"
+
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+        self.dtypes = {getattr(torch, name): short for name, short in DTYPE_NAMES.items()}
+        self.sink_dtypes = {getattr(torch, name): code for name, code in SINK_DTYPES.items()}
+        self.float32, self.int32 = torch.float32, torch.int32
+        self.cache_dtypes = {torch.float8_e4m3fn: "e4m3"} if hasattr(torch, "float8_e4m3fn") else {}
+        # Of a device index; what torch's own generated code calls. A torch without CUDA lacks it, and has no CUDA tensors.
+        self.stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        self.grad_enabled = torch.is_grad_enabled
+        self.empty_like = torch.empty_like
+
+    def read(self, array):
+        stride0, stride1, stride2, stride3 = array.stride()
+        return array.data_ptr(), array.shape, stride0, stride1, stride2, stride3, array.dtype, array.get_device()
+
+    def vector(self, array):
+        """(pointer, shape, strides, dtype, device index) of an array of any rank."""
+        return array.data_ptr(), tuple(array.shape), array.stride(), array.dtype, array.get_device()
+
+    def empty(self, like, shape):
+        return like.new_empty(shape)
+
+    def empty_float32(self, like, shape):
+        return like.new_empty(shape, dtype=self.float32)
+
+    def workspace(self, like, floats: int, capturing: bool):
+        """float32 values that a launch uses and nobody after it; a graph that is being captured has torch's own pool for them."""
+        return like.new_empty((floats,), dtype=self.float32)
+
+    def zeros_int32(self, like, shape):
+        return like.new_zeros(shape, dtype=self.int32)
+
+    def steps_int32(self, like, count: int, step: int):
+        """0, step, 2 * step, ... as (count,) int32."""
+        return self.torch.arange(count, dtype=self.int32, device=like.device) * step
+
+    def by_sequence(self, lse, batch: int):
+        """An lse (1, heads, batch * queries) as (batch, heads, queries), a copy."""
+        return lse.view(lse.shape[1], batch, -1).transpose(0, 1).contiguous()
+
+    def synchronize(self, device: int) -> None:
+        self.torch.cuda.synchronize(device)
+
+    def on_host(self, array):
+        """A copy as a numpy array, of integers. Waits for the device."""
+        return array.cpu().numpy()
+
+    def pointer(self, array) -> int:
+        return array.data_ptr()
+
+    def packed(self, array):
+        """A copy in C order at an aligned address."""
+        return array.detach().clone(memory_format=self.torch.contiguous_format)
+
+    def as_float32(self, array):
+        """A copy in C order, unless it is one."""
+        return array.detach().to(self.float32).contiguous()
+
+    def negated(self, array):
+        return array.detach().neg()
+
+    def assign(self, target, source) -> None:
+        target.detach().copy_(source)
+
+    def zero(self, array) -> None:
+        array.detach().zero_()
+
+    def fill_lse(self, lse, sinks) -> None:
+        """LSE of rows that see no key: that of the sink alone, or -inf."""
+        if sinks is None:
+            lse.fill_(float("-inf"))
+        else:
+            lse.copy_(sinks.detach().view(1, -1, 1))
+
+
+class CupyArrays:
+    """cupy.ndarray. Data moves as unsigned integers of the same size: CuPy's own bfloat16 needs a recent NumPy."""
+
+    name = "cupy"
+
+    def __init__(self):
+        import cupy
+        from cupy_backends.cuda.api import runtime
+
+        self.cupy = cupy
+        self.dtypes, self.sink_dtypes = {}, {}
+        for name in SINK_DTYPES:
+            dtype = _numpy_dtype(name)
+            if dtype is not None:
+                self.sink_dtypes[dtype] = SINK_DTYPES[name]
+                if name in DTYPE_NAMES:
+                    self.dtypes[dtype] = DTYPE_NAMES[name]
+        self.float32, self.int32 = cupy.dtype("float32"), cupy.dtype("int32")
+        self.cache_dtypes = {cupy.dtype("uint8"): "e4m3"}  # the bytes of float8_e4m3fn, which CuPy lacks
+        self._ndarray, self._current_device = cupy.ndarray, runtime.getDevice
+        self._stream = cupy.cuda.get_current_stream
+        self._captured: list[object] = []  # workspaces that captured graphs point into
+
+    def grad_enabled(self) -> bool:
+        return False
+
+    def read(self, array):
+        stride0, stride1, stride2, stride3 = array.strides
+        data, size = array.data, array.itemsize
+        return (data.ptr, array.shape, stride0 // size, stride1 // size, stride2 // size, stride3 // size, array.dtype,
+                data.device_id)
+
+    def vector(self, array):
+        """(pointer, shape, strides, dtype, device index) of an array of any rank."""
+        strides = tuple(stride // array.itemsize for stride in array.strides)
+        return array.data.ptr, array.shape, strides, array.dtype, array.data.device_id
+
+    def stream(self, device: int) -> int:
+        return self._stream(device).ptr
+
+    def empty_like(self, array):
+        """An array of the same shape, in C order."""
+        return self._allocate(array.data.device_id, array.shape, array.dtype)
+
+    def empty(self, like, shape):
+        return self._allocate(like.data.device_id, shape, like.dtype)
+
+    def empty_float32(self, like, shape):
+        return self._allocate(like.data.device_id, shape, self.float32)
+
+    def workspace(self, like, floats: int, capturing: bool):
+        """float32 values that a launch uses and nobody after it. A captured launch keeps them for good: it may be replayed at any
+        time, and CuPy's pool would give them to others."""
+        array = self._allocate(like.data.device_id, (floats,), self.float32)
+        if capturing:
+            self._captured.append(array)
+        return array
+
+    def zeros_int32(self, like, shape):
+        array = self._allocate(like.data.device_id, shape, self.int32)
+        self.zero(array)
+        return array
+
+    def steps_int32(self, like, count: int, step: int):
+        """0, step, 2 * step, ... as (count,) int32."""
+        with self.cupy.cuda.Device(like.data.device_id):
+            return self.cupy.arange(count, dtype=self.int32) * self.int32.type(step)
+
+    def by_sequence(self, lse, batch: int):
+        """An lse (1, heads, batch * queries) as (batch, heads, queries), a copy."""
+        with self.cupy.cuda.Device(lse.data.device_id):
+            return lse.reshape(lse.shape[1], batch, -1).transpose(1, 0, 2).copy()
+
+    def synchronize(self, device: int) -> None:
+        self.cupy.cuda.Device(device).synchronize()
+
+    def on_host(self, array):
+        """A copy as a numpy array, of integers. Waits for the device."""
+        return array.get()
+
+    def pointer(self, array) -> int:
+        return array.data.ptr
+
+    def packed(self, array):
+        """A copy in C order at an aligned address."""
+        with self.cupy.cuda.Device(array.data.device_id):
+            return self._bits(array).copy(order="C").view(array.dtype)
+
+    def as_float32(self, array):
+        """A copy in C order, unless it is one."""
+        with self.cupy.cuda.Device(array.data.device_id):
+            if array.dtype.name == "bfloat16":  # the upper half of a float32
+                return (self._bits(array).astype("uint32", order="C") << 16).view("float32")
+            return array.astype("float32", order="C", copy=False)
+
+    def negated(self, array):
+        bits = self._bits(array)
+        with self.cupy.cuda.Device(array.data.device_id):
+            return (bits ^ bits.dtype.type(1 << 8 * array.itemsize - 1)).view(array.dtype)
+
+    def assign(self, target, source) -> None:
+        with self.cupy.cuda.Device(target.data.device_id):
+            self._bits(target)[...] = self._bits(source)
+
+    def zero(self, array) -> None:
+        with self.cupy.cuda.Device(array.data.device_id):
+            self._bits(array).fill(0)
+
+    def fill_lse(self, lse, sinks) -> None:
+        """LSE of rows that see no key: that of the sink alone, or -inf."""
+        with self.cupy.cuda.Device(lse.data.device_id):
+            if sinks is None:
+                lse.fill(float("-inf"))
+            else:
+                lse[...] = self.as_float32(sinks)[None, :, None]
+
+    def _allocate(self, device: int, shape, dtype):
+        if device == self._current_device():
+            return self._ndarray(shape, dtype)
+        with self.cupy.cuda.Device(device):
+            return self._ndarray(shape, dtype)
+
+    def _bits(self, array):
+        return array.view(f"uint{8 * array.itemsize}")
+
+
+class OtherArrays:
+    """Arrays that only speak DLPack: they come in as CuPy arrays that share their memory."""
+
+    name = "dlpack"
+
+    def to_cupy(self, array, name: str):
+        """`array` as a cupy.ndarray, ordered after its producer's work on CuPy's current stream."""
+        if array is None:
+            return None
+        if not hasattr(array, "__dlpack__"):
+            raise AttentionError(f"{name} is a {type(array).__name__}; it must be an array of CuPy, torch or another library "
+                                 "with __dlpack__, on a CUDA GPU")
+        if array.__dlpack_device__()[0] not in DLPACK_CUDA_DEVICES:
+            raise AttentionError(f"{name} is a {_type_name(array)} in host memory; it must be on a CUDA GPU")
+        import cupy
+
+        return cupy.from_dlpack(array)
+
+    def from_cupy(self, array, like):
+        """A CuPy result as an array of the library of `like`, if that library says how; else as it is."""
+        namespace = getattr(like, "__array_namespace__", None)
+        make = getattr(namespace(), "from_dlpack", None) if namespace else None
+        return make(array) if make else array
+
+
+OTHER = OtherArrays()
+LIBRARIES: dict[type, object] = {}  # type of an array -> its adapter
+_ROOTS = {("torch", "Tensor"): TorchArrays, ("cupy", "ndarray"): CupyArrays}
+_instances: dict[type, object] = {}
+
+
+def library_of(array):
+    """The adapter of `array`'s library."""
+    library = LIBRARIES.get(type(array))
+    if library is None:
+        roots = ((base.__module__.partition(".")[0], base.__name__) for base in type(array).__mro__)
+        adapter = next((_ROOTS[root] for root in roots if root in _ROOTS), None)
+        library = OTHER if adapter is None else _instances.get(adapter) or _instances.setdefault(adapter, adapter())
+        LIBRARIES[type(array)] = library
+    return library
+
+
+@lru_cache(maxsize=1)
+def _runtime():
+    from cupy_backends.cuda.api import runtime
+
+    return runtime
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether `stream` (a cudaStream_t) is being captured into a graph.
+
+    For the legacy default stream CUDA answers with an error while another stream is captured: then nothing may be loaded
+    either, so that is a yes.
+    """
+    runtime = _runtime()
+    try:
+        return runtime.streamIsCapturing(stream)
+    except RuntimeError:
+        return True
+
+
+def stream_key(stream: int):
+    """What names the stream of this handle in this process: each thread has a default stream of its own, with one handle."""
+    return (stream, threading.get_ident()) if stream == PER_THREAD else stream
+
+
+def _type_name(array) -> str:
+    return f"{type(array).__module__.partition('.')[0]}.{type(array).__name__}"
+
+
+def _numpy_dtype(name: str):
+    import numpy
+
+    if name != "bfloat16":
+        return numpy.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:  # then no bfloat16 array of CuPy can exist either
+        return None
+    return numpy.dtype(ml_dtypes.bfloat16)

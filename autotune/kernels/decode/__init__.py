@@ -1,0 +1,1 @@
+"""Kernels of a few queries over a long cache."""

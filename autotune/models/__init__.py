@@ -1,0 +1,1 @@
+"""What to tune: models, Hugging Face configs, lists of problems."""

@@ -1,0 +1,1 @@
+"""How fast is it? Times, and the conditions that they hold under."""

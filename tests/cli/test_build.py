@@ -1,0 +1,187 @@
+"""generated/ and `db check`: what they say of records that are illegal, stale or unreadable, and files that differ."""
+
+import dataclasses
+
+import pytest
+import yaml
+
+from autotune.cli import generated as build
+from autotune.cuda import compile
+from autotune.database import view as database
+from autotune.core import gpu
+from autotune import kernels
+from autotune.core.problem import Problem
+from autotune.database.record import GpuKey, Record
+from samples import legal, searched
+
+H200 = gpu.by_name("nvidia-h200")
+PROBLEM = Problem.parse("forward-bf16-b1-h32x8-q8192-k8192-d64-causal")
+KERNEL = kernels.candidates(PROBLEM, H200)[0]
+CONFIG = next(legal(KERNEL, PROBLEM.static, H200))
+
+
+def varied(config, kind):
+    """Legal configs that differ from `config` in one parameter of `kind`."""
+    for parameter in KERNEL.parameters:
+        for value in parameter.values if parameter.kind == kind else ():
+            other = KERNEL.config(PROBLEM.static, {**config.values, parameter.name: value})
+            if other != config and KERNEL.illegal(PROBLEM.static, other, H200) is None:
+                yield other
+
+
+def binary(config=CONFIG, problem=PROBLEM):
+    return compile.build(problem.static, config, H200)
+
+
+def record(problem=PROBLEM, config=CONFIG, sha=None, **changes):
+    return Record(**dict(problem=problem, gpu=GpuKey.of(H200), config=config, evidence="measured", time_us=412.5,
+                         date="2026-01-31 12:00:00 UTC", trials=120, nvrtc=compile.nvrtc_version(), autotune="0.1.0",
+                         cubin_sha256=sha or binary(config, problem).sha256, default_config=CONFIG,
+                         default_time_us=450.0) | changes)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOTUNE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        try:
+            compile.nvrtc_version()
+        except compile.CompilerMissing as error:
+            pytest.skip(f"needs NVRTC: {error}")
+        yield
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "tuning_db"
+
+
+@pytest.fixture
+def generated(tmp_path):
+    return tmp_path / "generated"
+
+
+def test_one_file_for_each_kind_of_problem_with_the_source_of_the_largest(root, generated):
+    launch, compiled = next(varied(CONFIG, "launch")), next(varied(CONFIG, "compile"))
+    longer = dataclasses.replace(PROBLEM, seqlen_q=16384, seqlen_k=16384)
+    small, full = dataclasses.replace(PROBLEM, heads_q=2, heads_kv=2), dataclasses.replace(PROBLEM, window_right=None)
+    wide = dataclasses.replace(PROBLEM, heads_q=4, heads_kv=4, head_dim=72, head_dim_v=72)
+    plain = KERNEL.default(wide, H200)
+    database.write([record(), record(longer, launch), record(small, compiled), record(full),
+                    record(wide, plain, default_config=plain)], root)
+    paths = build.write(generated, root)
+    assert {path.name for path in paths} == {f"{KERNEL.name}-forward-bf16.cu", f"{KERNEL.name}-forward-bf16-causal.cu"}
+    assert {path.parent.name for path in paths} == {"nvidia-h200"}
+    text, = (path.read_text() for path in paths if str(longer) in path.read_text())
+    header, _, body = text.partition("\n\n")
+    assert body == binary().source == binary(launch).source
+    assert all(line.startswith("//") for line in header.splitlines())
+    resources = binary().entries[KERNEL.name]
+    for fact in (PROBLEM.text, longer.text, f"{resources.registers} registers", f"{resources.spill_bytes} bytes spilled",
+                 f"{CONFIG['smem_bytes']} bytes of shared memory", "412.5 us measured", "1.091 x",
+                 compile.nvrtc_version(), f"--config '{launch}'", f"autotune source {longer} --gpu nvidia-h200", build.MARK):
+        assert fact in header, fact
+    assert f"{full.text}\n" not in header
+    serves, _, others = header.partition("other winners")
+    assert serves.index(longer.text) < serves.index(f"  {PROBLEM.text}") and small.text not in serves
+    assert wide.text in others
+    (name, value), = (item for item in compiled.items if item not in CONFIG.items and item[0] != "smem_bytes")
+    assert small.text in others and f"{name}={str(value).lower()}" in others and PROBLEM.text not in others
+
+
+def test_the_source_compiles_as_it_stands_to_the_cubin_of_its_record(root):
+    database.write([record()], root)
+    text, = build.sources(root).values()
+    assert compile.compile_source(text, KERNEL.target(H200)).sha256 == record().cubin_sha256
+
+
+def test_check_says_what_differs(root, generated):
+    database.write([record()], root)
+    finding, = build.check(generated, root)
+    assert finding.endswith("missing")
+    path, = build.write(generated, root)
+    assert build.check(generated, root) == [] == build.write(generated, root)
+
+    good = path.read_text()
+    path.write_text(good.replace("412.5 us", "300.0 us"))
+    assert "differs" in build.check(generated, root)[0] and "300.0 us" in build.check(generated, root)[0]
+    path.write_text(good + "\n// more")
+    assert "differs" in build.check(generated, root)[0]
+    assert build.write(generated, root) == [path] and path.read_text() == good
+
+    left_over, mine = path.with_name("old.cu"), path.with_name("notes.cu")
+    left_over.write_text(good)
+    mine.write_text("// kept by hand\n")
+    assert build.check(generated, root) == [f"{left_over}: no record asks for it"]
+    assert build.write(generated, root) == [left_over] and mine.exists() and not left_over.exists()
+
+
+def test_nothing_vanishes_because_the_database_cannot_be_read(root, generated):
+    path, = database.write([record()], root)
+    source, = build.write(generated, root)
+    path.write_text("records: [")
+    with pytest.raises(database.DatabaseError, match="cannot be made"):
+        build.write(generated, root)
+    assert source.exists()
+
+
+def test_db_check_finds_what_is_illegal_stale_or_spilling(root, monkeypatch):
+    path, = database.write([record()], root)
+    assert database.check([path]) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(compile, "flaw", lambda binary: ("spilled", "it spills 8 bytes"))
+        assert "spilled: it spills 8 bytes" in database.check([path])[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(compile, "OPTIONS", (*compile.OPTIONS, "--no-such-option"))
+        assert "does not compile" in database.check([path])[0]
+
+    database.write([record(sha="f" * 64, date="2027-01-01 00:00:00 UTC")], root)
+    finding, = database.check([path])
+    assert "stale" in finding and str(PROBLEM) in finding and "autotune tune" in finding and "\n" not in finding
+    assert database.check([path], compiled=False) == []
+    database.write([record(sha="f" * 64, date="2027-01-02 00:00:00 UTC", nvrtc="1.2.3")], root)
+    assert database.check([path]) == []  # another compiler's cubin says nothing of the source
+
+    data = yaml.safe_load(path.read_text())
+    data["records"][PROBLEM.text]["config"]["smem_bytes"] += 16
+    path.write_text(yaml.safe_dump(data))
+    finding, = database.check([path])
+    assert "illegal config" in finding and "smem_bytes" in finding
+
+
+def test_an_illegal_value_never_reaches_render_or_compile(root, generated, monkeypatch):
+    path, = database.write([record()], root)
+    good = path.read_text()
+
+    def reached(*_):
+        raise AssertionError("an illegal config reached the compiler")
+
+    monkeypatch.setattr(compile, "build", reached)
+    too_big = next(c for c in searched(KERNEL, PROBLEM.static) if KERNEL.illegal(PROBLEM.static, c, H200))
+    for change in ({"smem_bytes": 1}, {"block_m": 7}, {"block_n": "64; int x"}, {"kernel": "os.system"}, dict(too_big.items)):
+        data = yaml.safe_load(good)
+        data["records"][PROBLEM.text]["config"].update(change)
+        path.write_text(yaml.safe_dump(data))
+        assert database.check([path])
+        with pytest.raises(database.DatabaseError):
+            build.check(generated, root)
+
+
+def test_a_gpu_that_is_not_in_the_catalogue_has_the_limits_of_its_arch():
+    key = dataclasses.replace(GpuKey.of(H200), name="half-h200", sms=66)
+    half = database.gpu_of(key)
+    assert half.identity == key.identity and half.name == "half-h200" and half["smem_per_block_bytes"] == 232448
+    assert database.gpu_of(GpuKey.of(H200)) is H200
+    assert database.gpu_of(dataclasses.replace(key, arch=7)) is None
+
+
+def test_what_ships_is_legal_current_and_built():
+    root = database.shipped_root()
+    files = database.paths(root)
+    assert database.check(files) == []
+    here = ".".join(compile.nvrtc_version().split(".")[:2])
+    if root.name != "tuning_db" or any(not r.nvrtc.startswith(f"{here}.") for _, r in database.all_records([root])):
+        pytest.skip(f"generated/ is made by another NVRTC than the {here} here")
+    generated = root.parent / "generated"
+    assert build.check(generated, root) == []
+    assert sum(path.stat().st_size for path in generated.rglob("*") if path.is_file()) < 1.5e6
