@@ -3,7 +3,7 @@
 import pytest
 
 import autotune
-from autotune.check.verdict import check_launch
+from autotune.check.checkers import check_launch
 from autotune.core.problem import Problem
 
 

@@ -231,6 +231,28 @@ WGMMA = """
 #pragma unroll
         for (int i = 0; i < 4; ++i) out[24 + n * 4 + i] = o[n][i];"""
 
+WGMMA_SHARED = """
+    SharedArray<u32> words{smem_base()};
+    for (int i = thread_id(); i < 6656; i += 128) words.set(i, p.in[i]);
+    fence_async_proxy();
+    sync_block();
+    float c[9][4];
+#pragma unroll
+    for (int n = 0; n < 9; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[n][i] = 0.01f * thread_id() - n + i;
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 3; ++k)
+        wgmma_shared(c, descriptor_advance(descriptor_k_major(smem_base()), k * 32),
+                     descriptor_advance(descriptor_mn_major(smem_base() + 14336, 6144), k * 2048), k > 0 || p.in[0] % 2 == 0);
+    wgmma_commit();
+    wgmma_wait<0>(c);
+#pragma unroll
+    for (int n = 0; n < 9; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) reinterpret_cast<float*>(p.out)[thread_id() * 36 + n * 4 + i] = c[n][i];"""
+
 WGMMA_NAMES = ("wgmma_qk", "wgmma_pv", "wgmma_fence", "wgmma_commit", "wgmma_wait", "descriptor_k_major", "descriptor_mn_major",
                "descriptor_advance", "pin")
 
@@ -314,6 +336,24 @@ PROBES = (
     sync_block();
     for (int i = thread_id(); i < 1024; i += 32) p.out[i] = SharedArray<u32>{smem_base()}.get(i);""", words(1024), 1024, arch=90,
           headers=("tile",)),
+    Probe("stmatrix transposed", ("store_a_transposed",), FILL.format(1024, 32) + TILE + """u32 r[4];
+    for (int i = 0; i < 4; ++i) r[i] = p.in[thread_id() * 4 + i] ^ 0x5555;
+    store_a_transposed(tile, lane_id(), 16, 2, r);
+    sync_block();
+    for (int i = thread_id(); i < 1024; i += 32) p.out[i] = SharedArray<u32>{smem_base()}.get(i);""", words(1024), 1024, arch=90,
+          headers=("tile",)),
+    Probe("copies of pairs", ("copy_async_8",), """
+    copy_async_8(smem_base() + thread_id() * 8, p.in + 2 * (63 - thread_id()), thread_id() % 3 != 0);
+    copy_async_commit();
+    copy_async_wait<0>();
+    sync_block();
+    for (int i = 0; i < 2; ++i) p.out[thread_id() * 2 + i] = SharedArray<u32>{smem_base()}.get((thread_id() ^ 5) * 2 + i);""",
+          threads=64, out_words=128, arch=80),
+    Probe("sums in global memory", ("add_global_floats",), """
+    const float* in = reinterpret_cast<const float*>(p.in);
+    const float four[4] = {in[thread_id()], in[thread_id() + 32], in[thread_id() + 64], 1.0f};
+    for (int i = 0; i < 2; ++i) add_global_floats(reinterpret_cast<float*>(p.out) + (thread_id() + i) % 32 * 4, four);""",
+          floats(256), 128, arch=90, floats=True, float_error=1e-6),
     Probe("mma bf16", ("mma_m16n8k16",), MMA.replace("{0}", "bf16"), halves(192, "bf16"), 128, arch=80, floats=True,
           float_error=1e-5),
     Probe("mma fp16", ("mma_m16n8k16",), MMA.replace("{0}", "fp16"), halves(192, "fp16"), 128, arch=80, floats=True,
@@ -356,4 +396,6 @@ PROBES = (
           float_error=1e-5, headers=("wgmma bf16",)),
     Probe("wgmma fp16", WGMMA_NAMES, WGMMA, halves(6656, "fp16"), 128 * 60, threads=128, smem_bytes=26624, arch=90, floats=True,
           float_error=1e-5, headers=("wgmma fp16",)),
+    *(Probe(f"wgmma of shared memory {dtype}", ("wgmma_shared",), WGMMA_SHARED, halves(6656, dtype), 128 * 36, threads=128,
+            smem_bytes=26624, arch=90, floats=True, float_error=1e-5, headers=(f"wgmma {dtype}",)) for dtype in ("bf16", "fp16")),
 )

@@ -9,7 +9,7 @@ import math
 import threading
 import warnings
 
-from . import binding, decoding, packed
+from . import binding, decoding, gradients, packed
 from ..device import launch, counters
 from ..device.arrays import AttentionError, is_capturing
 from ..core.gpu import Gpu, detect
@@ -75,6 +75,8 @@ def key_of(problem: Problem, device: int) -> tuple:
     p = problem.simplified()
     if p.op == "decode":
         return decoding.key_of(p, device)
+    if p.op == "backward":
+        return gradients.key_of(p, device)
     if p.packed:
         return packed.key_of(p, device)
     return (device, p.dtype, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.window_left, p.window_right, float(p.softcap),
@@ -92,7 +94,7 @@ def make(problem: Problem, device: int, capturing: bool = False) -> Plan:
         plan = _plans.get(key)
         if plan is None:
             match = match_for(problem, detect(device))
-            kind = decoding.DecodePlan if problem.op == "decode" else packed.PackedPlan if problem.packed else Plan
+            kind = gradients.BackwardPlan if problem.op == "backward" else decoding.DecodePlan if problem.op == "decode" else packed.PackedPlan if problem.packed else Plan
             plan = kind(*_load(match, device, capturing))
             _tell(plan.match)
             while len(_plans) >= MAX_PLANS:

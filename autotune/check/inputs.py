@@ -272,6 +272,8 @@ def _poison_hidden(layout: Layout, k, v) -> np.ndarray:
         for word in (k_bits, v_bits):
             layout.fill(word, batches, 0, seen_first, nan)
             layout.fill(word, batches, seen_end, length, nan)
+        if problem.op == "backward":  # its rows and keys add to each other's gradients
+            continue
         edges = [] if problem.window_right is None else [seen_end - 1]
         edges += [] if problem.window_left is None else [seen_first]
         for key in edges:

@@ -1,6 +1,5 @@
-"""Is a kernel's result correct? The one check that tests, `verify` and the tuner's worker share.
+"""Is a forward kernel's result correct? `checkers` has what tests, `verify` and the tuner's worker share for all operations.
 
-    verdict = check_launch(run, problem, xp=cupy)       # run(inputs, out, lse) launches the kernel
     checker = Checker(problem, sample=64, xp=cupy)      # keeps inputs and references for many candidates
     verdict = checker(run)
 
@@ -144,12 +143,6 @@ class Checker:
             for output in self._outputs[outer, rows]:
                 output.poison()
         return self._outputs[outer, rows]
-
-
-def check_launch(run: Callable, problem: Problem, kinds: Iterable[str] | None = None, seed: int = 0, xp=np,
-                 sample: int | None = None) -> Verdict:
-    """Launches `run(inputs, out, lse)` on each kind of inputs and judges it. For one kernel; `Checker` serves many."""
-    return Checker(problem, kinds, seed, xp, sample)(run)
 
 
 def tuning_kinds(problem: Problem) -> tuple[str, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable
 
-from ..calls import binding, decoding, packed
+from ..calls import binding, decoding, gradients, packed
 from ..cuda import compile
 from .. import kernels
 from ..device import launch
-from .verdict import check_launch
+from .checkers import check_launch
 from ..core.config import Config
 from ..core.gpu import Gpu, detect
 from .inputs import Inputs
@@ -55,6 +55,8 @@ def runner(problem: Problem, config: Config, binary, device: int) -> Callable:
     is asked for, which is when results are checked, the workspace is poisoned first and the counter must come back to 0."""
     import cupy
 
+    if problem.op == "backward":
+        return gradients.runner(problem, config, binary, device)
     if problem.op == "decode":
         return decoding.runner(problem, config, binary, device)
     if problem.packed:

@@ -45,7 +45,7 @@ class Static:
     @property
     def packed(self) -> bool:
         """Whether queries of all sequences follow each other in one array, with lengths that stand on the device."""
-        return self.op == "forward" and self.kv != "dense"
+        return self.op != "decode" and self.kv != "dense"
 
     @cached_property
     def in_bf16(self) -> Static:
@@ -79,7 +79,7 @@ class Static:
 
 
 _UNSIZED = attrgetter("op", "dtype", "heads_q", "heads_kv", "head_dim", "head_dim_v", "softcap", "alibi", "sinks", "kv",
-                      "page_size", "packed_queries", "kv_dtype", "out_dtype")
+                      "page_size", "packed_queries", "deterministic", "kv_dtype", "out_dtype")
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ class Problem:
     kv: str = "dense"
     page_size: int = 0
     packed_queries: bool = False  # of decode steps, each sequence with its own number; forward ones say it by `kv`
+    deterministic: bool = False  # of backward problems: the same bits every time
     kv_dtype: str = ""  # "": the same as dtype
     out_dtype: str = ""
 
@@ -165,6 +166,8 @@ class Problem:
             tokens.append("varlen" if self.kv == "varlen" else f"page{self.page_size}")
         if self.packed_queries:
             tokens.append("packed")
+        if self.deterministic:
+            tokens.append("deterministic")
         if self.kv_dtype != self.dtype:
             tokens.append(f"kv{self.kv_dtype}")
         if self.out_dtype != self.dtype:
@@ -220,17 +223,20 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Multiply-adds of the two matrix products count 2; masked pairs count 0. The field's usual convention."""
+        """Multiply-adds of the matrix products count 2, two products of a forward and five of a backward; masked pairs count 0. The
+        field's usual convention."""
         return self.flops_of(self.sequences) * self.batch // max(len(self.sequences), 1)
 
     def flops_of(self, lengths: Iterable[tuple[int, int]]) -> int:
         """The same for sequences of these (queries, keys)."""
         pairs = (sequences.visible_pairs(*each, self.window_left, self.window_right) for each in lengths)
-        return 2 * self.heads_q * sum(pairs) * (self.head_dim + self.head_dim_v)
+        columns = 3 * self.head_dim + 2 * self.head_dim_v if self.op == "backward" else self.head_dim + self.head_dim_v
+        return 2 * self.heads_q * sum(pairs) * columns
 
     @property
     def compulsory_bytes(self) -> int:
-        """Bytes that any kernel must move: q, k, v read once, out written once."""
+        """Bytes that any kernel must move: q, k, v read once, out written once. Of a backward, also out, its gradient and lse read
+        once, and the gradients of q, k and v written once."""
         return self.bytes_of(self.sequences) * self.batch // max(len(self.sequences), 1)
 
     @property
@@ -242,6 +248,8 @@ class Problem:
         """The same for sequences of these (queries, keys)."""
         query = self.heads_q * (self.head_dim * DTYPE_BYTES[self.dtype] + self.head_dim_v * DTYPE_BYTES[self.out_dtype])
         key = self.heads_kv * (self.head_dim + self.head_dim_v) * DTYPE_BYTES[self.kv_dtype]
+        if self.op == "backward":
+            query, key = 2 * query + self.heads_q * 4, 2 * key
         return sum(queries * query + key * sequences.visible_keys(queries, keys, self.window_left, self.window_right)
                    for queries, keys in lengths)
 
@@ -286,4 +294,5 @@ def _validate(p: Problem) -> None:
             f"softcap is {p.softcap!r}; it must be 0 (off) or a number from 0.001 to 1000000")
     require((p.kv == "paged") == (p.page_size > 0),
             f"page_size is {p.page_size} with kv {p.kv!r}; a paged cache needs a page_size of at least 1, others 0")
+    require(p.op == "backward" or not p.deterministic, "deterministic is for backward problems; others always are")
     require(p.op == "decode" or not p.packed_queries, "packed is for decode problems; in forward ones varlen or pageN says it")

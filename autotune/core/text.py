@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-OPS = ("forward", "decode")
+OPS = ("forward", "decode", "backward")
 DTYPES = ("bf16", "fp16", "fp32")  # of queries and outputs; keys and values in a cache may also be e4m3
 EXAMPLE = "forward-bf16-b1-h32x8-q8192-k8192-d128-causal"
 
@@ -40,9 +40,9 @@ def _bounded_int(digits: str) -> int:
     return int(digits.lstrip("0")[:12] or 0)  # longer numbers are out of every range anyway; keep int() cheap
 
 
-_FEATURES = "causal, leftN, rightN, softcapX, alibi, sinks, varlen, pageN, packed, kvDTYPE, outDTYPE"
+_FEATURES = "causal, leftN, rightN, softcapX, alibi, sinks, varlen, pageN, packed, deterministic, kvDTYPE, outDTYPE"
 _FLAGS = {"causal": {"window_right": 0}, "alibi": {"alibi": True}, "sinks": {"sinks": True}, "varlen": {"kv": "varlen"},
-          "packed": {"packed_queries": True}}
+          "packed": {"packed_queries": True}, "deterministic": {"deterministic": True}}
 
 
 def _parse_feature(text: str, token: str, fields: dict) -> None:

@@ -7,13 +7,17 @@ from typing import Mapping
 from ..core.config import Config, ConfigError, parse_values
 from ..core.gpu import Gpu
 from ..core.problem import Problem
+from .backward.mma import BackwardMma
+from .backward.fused import BackwardFused
+from .backward.wgmma import BackwardWgmma
 from .base import Kernel
 from .decode.mma import DecodeMma
 from .forward.mma import ForwardMma
 from .forward.simt import ForwardSimt
 from .forward.wgmma import ForwardWgmma
 
-KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (ForwardWgmma(), ForwardMma(), ForwardSimt(), DecodeMma())}
+KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (ForwardWgmma(), ForwardMma(), ForwardSimt(), DecodeMma(),
+                                                           BackwardFused(), BackwardWgmma(), BackwardMma())}
 
 
 def kernel_of(config: Config) -> Kernel:

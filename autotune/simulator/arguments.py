@@ -11,10 +11,12 @@ from ..calls import decoding, packed
 from ..core.config import Config
 from ..check.inputs import Inputs
 from ..kernels import kernel_of
+from ..kernels.backward.base import BackwardKernel
 from ..kernels.base import Step, params_format
 from ..kernels.decode.base import DecodeKernel
 from ..kernels.forward.base import SINK_DTYPES, TENSORS, ForwardKernel
 from ..core.problem import Problem
+from .gradients import gradient_arguments
 from .memory import Memory, tensor_map
 
 RESIDENT_BLOCKS = 2  # blocks of a launch whose blocks draw their work, so that each has several turns
@@ -24,6 +26,8 @@ def arguments(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray,
               memory: Memory) -> tuple[Sequence[Step], bytes]:
     """(steps, Params) of a call; adds its arrays to `memory`."""
     kernel = kernel_of(config)
+    if isinstance(kernel, BackwardKernel):
+        return gradient_arguments(kernel, problem, config, inputs, out, memory)
     for name, array in {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out, "lse": lse, "sinks": inputs.sinks}.items():
         if array is not None:
             memory.add(name, array, writable=name in ("out", "lse"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Iterable
 
-from ..check.verdict import Verdict, check_launch
+from ..check.checkers import check_launch
+from ..check.verdict import Verdict
 from ..core.config import Config
 from ..check.inputs import KINDS, Inputs
 from ..core.problem import Problem

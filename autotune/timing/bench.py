@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Callable, Sequence
+from typing import Callable, Iterator, Sequence
 
 from .conditions import conditions, sm_clock_mhz
 from ..core.gpu import Gpu
+from ..check.gradients import GradientInputs, make_gradient_inputs
 from ..check.inputs import Inputs, make_inputs
 from ..core.measurement import Measurement, hopeless
 from ..check.numerics import empty
@@ -46,9 +47,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class InputSet:
-    """Arrays for one call: the `Inputs` and an output, (B, Sq, Hq, Dv) or packed as q is."""
+    """Arrays for one call: the `Inputs` and an output, (B, Sq, Hq, Dv) or packed as q is; of a backward its `GradientInputs` and
+    `Gradients`."""
 
-    inputs: Inputs
+    inputs: Inputs | GradientInputs
     out: object
 
 
@@ -82,12 +84,8 @@ class Bench:
         import cupy
 
         self.problem, self.gpu, self.graph = problem, gpu, uses_graph(problem, gpu)
-        first = make_inputs(problem, "random", seed, cupy, sequences)
-        shape = *first.layout.rows, problem.heads_q, problem.head_dim_v
-        self.sets: list[InputSet] = []
-        for i in range(set_count(problem, gpu)):
-            inputs = first if i == 0 else replace(first, q=first.q.copy(), k=first.k.copy(), v=first.v.copy())
-            self.sets.append(InputSet(inputs, empty(cupy, shape, problem.out_dtype)))
+        count = set_count(problem, gpu)
+        self.sets = list((_gradient_sets if problem.op == "backward" else _sets)(problem, count, seed, sequences))
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self._flush_source = cupy.zeros(4 * gpu["l2_bytes"] // 16 * 4, cupy.float32)
         self._flush_sink = cupy.zeros(1, cupy.float32)
@@ -144,6 +142,27 @@ class Bench:
         """Reads 4 x L2 on the current stream."""
         count = self._flush_source.size // 4
         _flush_kernel()((self.gpu.sms * 8,), (256,), (self._flush_source, self._flush_sink, count))
+
+
+def _sets(problem: Problem, count: int, seed: int, sequences) -> Iterator[InputSet]:
+    import cupy
+
+    first = make_inputs(problem, "random", seed, cupy, sequences)
+    shape = *first.layout.rows, problem.heads_q, problem.head_dim_v
+    for i in range(count):
+        inputs = first if i == 0 else replace(first, q=first.q.copy(), k=first.k.copy(), v=first.v.copy())
+        yield InputSet(inputs, empty(cupy, shape, problem.out_dtype))
+
+
+def _gradient_sets(problem: Problem, count: int, seed: int, sequences) -> Iterator[InputSet]:
+    import cupy
+
+    given = make_gradient_inputs(problem, "random", seed, cupy, sequences, exact=False)
+    for i in range(count):
+        if i:
+            inputs = replace(given.inputs, **{name: getattr(given.inputs, name).copy() for name in ("q", "k", "v")})
+            given = replace(given, inputs=inputs, **{name: getattr(given, name).copy() for name in ("out", "lse", "dout")})
+        yield InputSet(given, given.empty_gradients())
 
 
 def _end_capture(stream) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Callable, Sequence
 
 from ..device import launch
+from ..check.checkers import checker_of
 from ..check.verdict import TUNING_SAMPLE, Checker, Verdict, tuning_kinds
 from ..cuda.compile import Binary
 from ..core.config import Config
@@ -45,7 +46,7 @@ class Evaluator:
         """Makes inputs, references and timing buffers. Raises CuPy's OutOfMemoryError if they do not fit."""
         self._problem = self._bench = self._checker = None
         self._cupy.get_default_memory_pool().free_all_blocks()
-        self._checker = Checker(problem, tuning_kinds(problem), xp=self._cupy, sample=TUNING_SAMPLE)
+        self._checker = checker_of(problem, tuning_kinds(problem), xp=self._cupy, sample=TUNING_SAMPLE)
         for kind in dict.fromkeys((QUICK_KIND, *self._checker.kinds)):
             self._checker.case(kind)
         self._bench = Bench(problem, self._gpu)

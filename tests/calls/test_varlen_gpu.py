@@ -9,7 +9,8 @@ import pytest
 from gpu_arrays import cupy_fixture, names, to_torch, torch_fixture  # noqa: F401 (fixtures)
 
 import autotune
-from autotune.check.verdict import check_launch, compare
+from autotune.check.checkers import check_launch
+from autotune.check.verdict import compare
 from autotune.core.gpu import detect
 from autotune.check.inputs import make_inputs
 from autotune.kernels import KERNELS

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.check.verdict import GUARD_BYTES, Checker, Guarded, check_launch, compare, tuning_kinds
+from autotune.check.checkers import check_launch
+from autotune.check.verdict import GUARD_BYTES, Checker, Guarded, compare, tuning_kinds
 from autotune.check.inputs import KINDS, make_inputs
 from autotune.check.numerics import bits, from_float32, rounded, to_float32
 from autotune.core.problem import Problem

@@ -38,12 +38,15 @@ def source(probe, twins: bool) -> str:
 
 
 def wgmma(dtype: str, ptx: str) -> str:
-    """wgmma.cuh.j2 for S with 48 columns and O with 72."""
+    """wgmma.cuh.j2 for S with 48 columns and O with 72, and the multiplies of further shapes."""
     kernel = ForwardWgmma()
     static = Problem.parse(f"forward-{dtype}-b1-h1x1-q64-k64-d64x72").static
     values = {p.name: p.values[0] for p in kernel.parameters if not p.derived}
     config = kernel.config(static, {**values, "block_n": 48})
-    return _environment(ptx).get_template("lib/ptx/wgmma.cuh.j2").render(**kernel.operands(static, config))
+    operands = kernel.operands(static, config)
+    operands.update(ds=operands["pv"], more_qk=[], more_pv=[])
+    files = ("wgmma", "wgmma_shapes", "wgmma_shared")
+    return "\n".join(_environment(ptx).get_template(f"lib/ptx/{file}.cuh.j2").render(**operands) for file in files)
 
 
 def on_simulator(probe, data: np.ndarray, seed: int) -> np.ndarray:

@@ -125,6 +125,13 @@ void fence_device(int line) {
     order_fence(*self, Visible::to_device);
 }
 
+void add_floats(float* sums, const float* values, int count, int line) {
+    self->line = line;
+    check_global(sums, 4 * count, 4 * count, true, line);
+    check_order(sums, 4 * count, "adds to", line);
+    for (int i = 0; i < count; ++i) sums[i] += values[i];
+}
+
 u32 atomic_inc(u32* counter, u32 last, int line) {
     self->line = line;
     check_global(counter, 4, 4, true, line);

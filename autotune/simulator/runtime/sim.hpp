@@ -50,6 +50,7 @@ void fence_device(int line);
 void wait_for_dependencies(int line);  // dependency.cpp
 void prefetch(const void* pointer, int bytes, int line);
 int guess(const int* pointer, int line);  // before the wait, anything in place of what stands there
+void add_floats(float* sums, const float* values, int count, int line);  // in no order with those of other threads
 u32 atomic_inc(u32* counter, u32 last, int line);  // to 0 after `last`; gives the value before
 
 // ---- asynchronous copies (copies.cpp)

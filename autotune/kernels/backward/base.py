@@ -1,0 +1,143 @@
+"""What all backward kernels share: the arguments of a launch and the checks that any of them makes.
+
+A backward gets what the forward had and gave (q, k, v, out, lse), the gradients of its results (dout, and dlse where the lse was
+used) and the sinks, and gives dq, dk, dv and dsinks.
+"""
+
+from __future__ import annotations
+
+from typing import Callable
+
+from ...core.config import Config
+from ...core.gpu import Gpu
+from ...core.problem import Problem, Static
+from ..base import WARP_SIZE, Field, Kernel, Step
+from ..forward.base import ALIBI_FIELDS, LOG2E, MAX_FLOAT, UNBOUNDED
+from ..forward import varlen
+
+INPUTS = ("q", "k", "v", "out", "dout")
+GRADIENTS = ("dq", "dk", "dv")
+TENSORS = INPUTS + GRADIENTS
+
+BACKWARD_FIELDS = (
+    Field("const Element*", "q", "(batch, seqlen_q, heads_q, head_dim)"),
+    Field("const Element*", "k", "(batch, seqlen_k, heads_kv, head_dim)"),
+    Field("const Element*", "v", "(batch, seqlen_k, heads_kv, head_dim_v)"),
+    Field("const Element*", "out", "(batch, seqlen_q, heads_q, head_dim_v)"),
+    Field("const Element*", "dout", "as out; strides may be 0"),
+    Field("Element*", "dq", "as q"),
+    Field("Element*", "dk", "as k"),
+    Field("Element*", "dv", "as v"),
+    Field("const float*", "lse", "(batch, heads_q, seqlen_q)"),
+    Field("const float*", "dlse", "as lse, or null"),
+    Field("const void*", "sinks", "(heads_q), or null"),
+    Field("void*", "dsinks", "as sinks, or null"),
+    Field("float*", "stats", "(batch, heads_q, seqlen_q, 2): of each query, its lse in log2 units and D"),
+    Field("float*", "sink_sums", "(heads_q, batch, blocks of 64 queries): parts of dsinks"),
+    *(Field("long long", f"{tensor}_{axis}_stride") for tensor in TENSORS for axis in ("batch", "row", "head")),
+    Field("int", "batch"),
+    Field("int", "heads_q"),
+    Field("int", "group", "query heads per key/value head"),
+    Field("int", "seqlen_q"),
+    Field("int", "seqlen_k"),
+    Field("int", "window_left"),
+    Field("int", "window_right"),
+    Field("int", "sink_dtype"),
+    Field("float", "scale_log2", "what scores, after the soft cap if there is one, are multiplied by for exp2"),
+    Field("float", "scale", "softmax scale, above 0"),
+)
+
+ROWS_THREADS = 256  # of a block of backward_rows
+ROWS_PER_BLOCK = 64  # queries of a block that computes D, and of a part of the sinks' gradient
+
+
+class BackwardKernel(Kernel):
+    """Base of the backward kernels."""
+
+    aligned = True  # needs 16-byte aligned bases and strides that are multiples of 16 bytes
+    dtypes: tuple[str, ...]
+    sources: tuple[str, ...] = ("dense", "varlen")  # of keys and values
+
+    def reject(self, problem: Problem, gpu: Gpu) -> str | None:
+        if problem.op != "backward":
+            return f"it computes backward problems, not {problem.op}"
+        if gpu.arch < self.min_arch:
+            return f"it needs compute capability {self.min_arch / 10}, the GPU has {gpu.arch / 10}"
+        if problem.dtype not in self.dtypes:
+            return f"it computes {', '.join(self.dtypes)}, not {problem.dtype}"
+        if problem.kv_dtype != problem.dtype or problem.out_dtype != problem.dtype:
+            return "keys, values and output must have the dtype of the queries"
+        if problem.kv not in self.sources:
+            return f"it reads {' and '.join(self.sources)} keys and values, not {problem.kv} ones"
+        return None
+
+    def launch_fields(self) -> tuple[Field, ...]:
+        """The fields of Params that hold launch parameters; they follow BACKWARD_FIELDS."""
+        return self.fields[self.fields.index(BACKWARD_FIELDS[-1]) + 1:]
+
+    def params(self, static: Static, config: Config) -> tuple[Field, ...]:
+        fields = self.fields + ((Field("float", "softcap_scale", "softmax scale / soft cap"),) if static.softcap else ())
+        fields += ALIBI_FIELDS if static.alibi else ()
+        return fields + varlen.FIELDS["varlen"] if static.packed else fields
+
+    def operands(self, static: Static, config: Config) -> dict[str, object]:
+        return {"kv": static.kv, "sequence_header": f"lib/sequences/{static.kv}.cuh",
+                "sequence_mask_header": f"lib/masks/packed/{static.mask}.cuh", "observers_header": f"lib/queries/{static.mask}.cuh"}
+
+    def bind(self, problem: Problem, config: Config) -> Callable[[int, int, int, float, int, bool], tuple[tuple, tuple]]:
+        """A function of (batch, seqlen_q, seqlen_k, scale, sink_dtype, whether the sinks' gradient is wanted) that gives (the grid
+        of each step of `plan`, 0 for one that is not needed; the scalar fields of Params). Of packed sequences the lengths are
+        those of all together, and grids are made for the worst that they can be."""
+        heads_q, group, softcap = problem.heads_q, problem.group, problem.softcap
+        left, right = (UNBOUNDED if side is None else min(side, UNBOUNDED) for side in (problem.window_left, problem.window_right))
+        launch_values = tuple(int(config[field.name]) for field in self.launch_fields())
+        grids = self.grids(problem, config)
+
+        def bound(batch, seqlen_q, seqlen_k, scale, sink_dtype, sinks):
+            values = (batch, heads_q, group, seqlen_q, seqlen_k, left, right, sink_dtype, (softcap or scale) * LOG2E, scale)
+            capped = (min(scale / softcap, MAX_FLOAT),) if softcap else ()
+            return grids(batch, seqlen_q, seqlen_k, sinks), (*values, *launch_values, *capped)
+
+        return bound
+
+    def grids(self, problem: Problem, config: Config) -> Callable[[int, int, int, bool], tuple[int, ...]]:
+        """The grids of `bind`, as a function of (batch, seqlen_q, seqlen_k, sinks)."""
+        raise NotImplementedError
+
+    def workspaces(self, problem: Problem, batch: int, seqlen_q: int) -> tuple[int, int, int]:
+        """float32 values of `stats`, `sink_sums` and, of kernels that have them, `dq_sums`, for these sizes; of packed sequences
+        seqlen_q is of all together."""
+        entries = 1 if problem.packed else batch
+        return 2 * entries * problem.heads_q * seqlen_q, entries * problem.heads_q * -(-seqlen_q // ROWS_PER_BLOCK), 0
+
+    def workspace_bytes(self, problem: Problem, config: Config) -> int:
+        return 4 * sum(self.workspaces(problem, problem.batch, problem.seqlen_q * (problem.batch if problem.packed else 1)))
+
+
+def steps_of(kernel: BackwardKernel, problem: Problem, config: Config, key_threads: int, query_threads: int) -> list[Step]:
+    """The launches of kernels that compute dK and dV apart from dQ, with blocks of so many threads."""
+    lengths = problem.seqlen_q, problem.seqlen_k
+    if problem.packed:
+        count = max(len(problem.sequences), 1)
+        lengths = tuple(sum(each[n] for each in problem.sequences) * problem.batch // count for n in (0, 1))
+    rows, keys, queries, sinks = kernel.grids(problem, config)(problem.batch, *lengths, problem.sinks)
+    return [Step("backward_rows", rows, ROWS_THREADS, ROWS_THREADS // WARP_SIZE * 4),
+            Step("backward_keys", keys, key_threads, config["key_smem_bytes"]),
+            Step("backward_queries", queries, query_threads, config["query_smem_bytes"]),
+            Step("backward_sinks", sinks, WARP_SIZE, 0)]
+
+
+def grids_of(problem: Problem, key_rows: int, query_rows: int) -> Callable[[int, int, int, bool], tuple[int, ...]]:
+    """`BackwardKernel.grids` of such kernels, with blocks of so many keys and queries."""
+    heads_q, heads_kv = problem.heads_q, problem.heads_kv
+
+    def dense(batch, seqlen_q, seqlen_k, sinks):
+        return (-(-seqlen_q // ROWS_PER_BLOCK) * heads_q * batch, -(-seqlen_k // key_rows) * heads_kv * batch,
+                -(-seqlen_q // query_rows) * heads_q * batch, heads_q if sinks else 0)
+
+    def packed(batch, seqlen_q, seqlen_k, sinks):
+        return (-(-seqlen_q // ROWS_PER_BLOCK) * heads_q + -(-seqlen_k // ROWS_PER_BLOCK) * heads_kv,
+                varlen.most_blocks(batch, seqlen_k, key_rows) * heads_kv,
+                varlen.most_blocks(batch, seqlen_q, query_rows) * heads_q, heads_q if sinks else 0)
+
+    return packed if problem.packed else dense
