@@ -68,6 +68,9 @@ class TensorArrays:
     def grad_enabled(self):
         return True
 
+    def forward_mode(self):
+        return False
+
     def stream(self, device):
         return self.streams[device]
 

@@ -53,8 +53,6 @@ def describe(q, k, v, causal, window, softcap, sinks, alibi_slopes, out=None) ->
                                  f"with q {shapes['q']}" + (f" and k {shapes['k']}" if name == "v" else ""))
     if not heads_kv or heads_q % heads_kv:
         raise AttentionError(f"q has {heads_q} heads and k has {heads_kv}; heads_q must be a multiple of heads_kv")
-    if library.grad_enabled():
-        refuse_grad(q=q, k=k, v=v, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
     left, right = window_bounds(window, causal)
     if sinks is not None:
         check_sinks(library, sinks, heads_q, device)
@@ -68,11 +66,16 @@ def describe(q, k, v, causal, window, softcap, sinks, alibi_slopes, out=None) ->
     return Described(problem.simplified(), library, device, not (batch and seqlen_q and seqlen_k))
 
 
+def records(library, *arrays) -> bool:
+    """Whether a gradient by one of `arrays` (None: absent) is recorded, backwards or forwards, where recording is on."""
+    return library.forward_mode() or any(getattr(array, "requires_grad", False) for array in arrays)
+
+
 def refuse_grad(**arrays) -> None:
     """Raises `AttentionError` if one of `arrays`, by name, wants a gradient. For when gradients are recorded."""
     for name, array in arrays.items():
         if getattr(array, "requires_grad", False):
-            raise AttentionError(f"{name} requires grad, but there is no backward yet: call under torch.no_grad(), or pass "
+            raise AttentionError(f"{name} requires grad, but attention over a cache has no gradients: call under torch.no_grad(), or pass "
                                  f"{name}.detach()")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from ..device import arrays, launch
 from .. import kernels
 from . import plans
-from .arguments import check_out, check_sinks, describe, number, positive_scale, readable_slopes, refuse_grad, window_bounds
+from .arguments import check_out, check_sinks, describe, number, positive_scale, readable_slopes, records, window_bounds
 from ..device.arrays import LIBRARIES, OTHER, AttentionError, library_of
 from ..core.gpu import Gpu, detect, resolve
 from ..database.lookup import Match
@@ -64,8 +64,12 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _sentence(error, q, k, v, causal, window, softcap, sinks, alibi_slopes) from None
     if library.grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or sinks is not None or out is not None
-                                   or alibi_slopes is not None):
-        refuse_grad(q=q, k=k, v=v, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
+                                   or alibi_slopes is not None or library.forward_mode()):
+        if records(library, q, k, v, sinks, alibi_slopes, out):
+            from .autograd import attend  # with it comes torch
+
+            return attend(attention, library, q, k, v, (), None, causal=causal, window=window, scale=scale, softcap=softcap,
+                          sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
     if out is not None:
         check_out(library, out, (batch, seqlen_q, heads_q, head_dim_v), dtype, device)
     if type(softcap) is not float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..device import arrays
 from . import plans
-from .arguments import check_out, check_sinks, number, positive_scale, readable_slopes, refuse_grad, window_bounds
+from .arguments import check_out, check_sinks, number, positive_scale, readable_slopes, records, window_bounds
 from ..device.arrays import LIBRARIES, OTHER, AttentionError, library_of
 from .dense import NO_WINDOW, suited, unsuited
 from .packed import Lengths
@@ -52,8 +52,15 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
         raise _sentence(error, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window, softcap, sinks,
                         alibi_slopes) from None
     if library.grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or sinks is not None or out is not None
-                                   or alibi_slopes is not None):
-        refuse_grad(q=q, k=k, v=v, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
+                                   or alibi_slopes is not None or library.forward_mode()):
+        if records(library, q, k, v, sinks, alibi_slopes, out):
+            from .autograd import attend  # with it comes torch
+            from .gradients import Packed
+
+            starts = [each.contiguous() for each in (cu_seqlens_q, cu_seqlens_k)]
+            places = *starts, longest_of("max_seqlen_q", max_seqlen_q, total_q), longest_of("max_seqlen_k", max_seqlen_k, total_k)
+            return attend(attention_varlen, library, q, k, v, places, Packed(*places), causal=causal, window=window, scale=scale,
+                          softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
     batch = size - 1
     if out is not None:
         read_packed(library, "out", out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .arguments import Described, check_out, check_sinks, check_slopes, integer, number, refuse_grad, window_bounds
+from .arguments import Described, check_out, check_sinks, check_slopes, integer, number, window_bounds
 from ..device.arrays import OTHER, AttentionError, library_of
 from .cachechecks import integers
 from ..core.problem import MAX_LENGTH, Problem
@@ -42,8 +42,6 @@ def describe_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqle
     batch = sizes[0] - 1
     longest = [longest_of(name, value, total) for name, value, total in (
         ("max_seqlen_q", max_seqlen_q, total_q), ("max_seqlen_k", max_seqlen_k, total_k))]
-    if library.grad_enabled():
-        refuse_grad(q=q, k=k, v=v, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
     left, right = window_bounds(window, causal)
     if sinks is not None:
         check_sinks(library, sinks, heads_q, device)

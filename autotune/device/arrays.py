@@ -41,6 +41,7 @@ class TorchArrays:
         # Of a device index; what torch's own generated code calls. A torch without CUDA lacks it, and has no CUDA tensors.
         self.stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.grad_enabled = torch.is_grad_enabled
+        self.forward_mode = lambda: torch.autograd.forward_ad._current_level >= 0  # tangents show in no attribute of a tensor
         self.empty_like = torch.empty_like
 
     def read(self, array):

@@ -1,5 +1,8 @@
 """Bad arguments: one sentence each, the same from attention() and explain(), and nothing is launched."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from fake_arrays import Tensor, fake_gpu, qkv, random  # noqa: F401 (a fixture)
@@ -85,17 +88,26 @@ def test_a_window_may_be_any_pair(gpu):
     assert gpu.calls[-1]["window_left"] == gpu.calls[-1]["window_right"] > 1 << 29
 
 
-def test_requires_grad_raises(gpu):
+def test_what_requires_grad_goes_through_autograd(gpu, monkeypatch):
+    recorded = []
+    module = SimpleNamespace(attend=lambda function, library, *arrays, **keywords: recorded.append((function, keywords)) or "recorded")
+    monkeypatch.setitem(sys.modules, "autotune.calls.autograd", module)
     q, k, v = qkv()
-    sinks = zeros(4)
-    slopes = zeros(4)
-    for name, array in (("k", k), ("sinks", sinks), ("alibi_slopes", slopes)):
+    sinks, slopes = zeros(4), zeros(4)
+    for array in (q, k, v, sinks, slopes):
         array.requires_grad = True
-        for call in (autotune.attention, autotune.explain):
-            with pytest.raises(AttentionError, match=f"{name} requires grad, but there is no backward yet"):
-                call(q, k, v, **({"alibi_slopes": slopes} if name == "alibi_slopes" else {"sinks": sinks}))
+        assert autotune.attention(q, k, v, causal=True, sinks=sinks, alibi_slopes=slopes) == "recorded"
         array.requires_grad = False
-    autotune.attention(q, k, v, sinks=sinks)
+    assert len(recorded) == 5 and all(function is autotune.attention and keywords["causal"] for function, keywords in recorded)
+    out, lse = autotune.attention(q, k, v, sinks=sinks, return_lse=True)
+    assert len(recorded) == 5 and gpu.launches
+
+
+def test_a_cache_has_no_gradients(gpu):
+    q, k, v = qkv()
+    k.requires_grad = True
+    with pytest.raises(AttentionError, match="k_cache requires grad, but attention over a cache has no gradients"):
+        autotune.attention_with_kvcache(q, k, v)
 
 
 def test_windows_and_scales_are_normalised():

@@ -1,5 +1,8 @@
 """attention_varlen on a GPU made of numpy: each sequence is as `attention` has it, and what does not fit is one sentence."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from fake_arrays import Tensor, aligned, fake_gpu, random  # noqa: F401 (a fixture)
@@ -196,11 +199,15 @@ def test_a_head_dim_that_no_kernel_computes(gpu):
         autotune.attention_varlen(*packed(head_dim=4096))
 
 
-def test_gradients_are_refused(gpu):
+def test_what_requires_grad_goes_through_autograd(gpu, monkeypatch):
+    recorded = []
+    monkeypatch.setitem(sys.modules, "autotune.calls.autograd", SimpleNamespace(attend=lambda *call, **keywords: recorded.append(call)))
+    monkeypatch.setattr(Tensor, "contiguous", lambda tensor: tensor, raising=False)
     q, *rest = packed()
     q.requires_grad = True
-    with pytest.raises(AttentionError, match="q requires grad"):
-        autotune.attention_varlen(q, *rest)
+    autotune.attention_varlen(q, *rest)
+    (function, _, *_, places, starts), = recorded
+    assert function is autotune.attention_varlen and places == tuple(rest[2:]) == tuple(starts)
 
 
 def test_explain_says_what_runs_and_what_is_copied(gpu):
