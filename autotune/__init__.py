@@ -12,6 +12,8 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _HOMES = {
+    "activate": "integrations.sdpa", "restore": "integrations.sdpa", "forbid_compiling": "cuda.forbid",
+    "CompilingForbidden": "cuda.forbid",
     "attention": "calls.dense", "attention_varlen": "calls.varlen", "attention_with_kvcache": "calls.kvcache",
     "prepare": "calls.dense", "source": "calls.dense", "AttentionError": "calls.dense", "UntunedWarning": "calls.dense",
     "explain": "calls.explain", "explain_varlen": "calls.explainvarlen", "explain_with_kvcache": "calls.explaincache",

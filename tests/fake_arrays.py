@@ -65,6 +65,9 @@ class TensorArrays:
         array = tensor.array
         return array.ctypes.data, array.shape, tuple(s // array.itemsize for s in array.strides), array.dtype, tensor.device
 
+    def traced(self):
+        return False
+
     def grad_enabled(self):
         return True
 

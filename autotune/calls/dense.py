@@ -52,6 +52,10 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
     if library is OTHER:
         return _through_cupy((q, k, v), dict(causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
                                              alibi_slopes=alibi_slopes, return_lse=return_lse, out=out))
+    if library.traced():
+        return library.ops.attention(
+            q, k, v, causal=causal,
+            window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
     read = library.read
     try:
         q_pointer, (batch, seqlen_q, heads_q, head_dim), q0, q1, q2, q3, dtype, device = read(q)
@@ -150,14 +154,16 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
 def prepare(problems, gpu: Gpu | str | int | None = None) -> list[Match]:
     """Compiles ahead what `problems` need, in threads, and loads it, so that no later call waits and a graph can be captured.
 
-    `problems` is a `Problem`, its text, a model's name (`autotune tune --model`), or a list of problems and texts. A prepared
+    `problems` is a `Problem`, its text, a list of problems and texts, or a model, for which it is all that serving takes
+    (`models.serving`): a name (`autotune tune --model`), a config.json, or a model or config of transformers. A prepared
     problem stands for its whole bucket of sizes. `gpu` is a CUDA device index (None: the current one); a `Gpu` or a name from
     the catalogue fills the cache folder only, and needs no GPU. Returns the `Match` of each problem.
     Raises `AttentionError` if no kernel can serve one, `ProblemError` or `ModelError` for text that names nothing.
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    wanted = [problem.simplified() for problem in _problems(problems)]
+    wanted, whole = _problems(problems)
+    wanted = [problem.simplified() for problem in wanted]
     device = None
     if gpu is None:
         detect()  # says what is missing, if anything is
@@ -169,7 +175,13 @@ def prepare(problems, gpu: Gpu | str | int | None = None) -> list[Match]:
     distinct = {(match.problem.static, kernels.kernel_of(match.config).compile_key(match.config)): match for match in matches}
     with ThreadPoolExecutor() as pool:
         list(pool.map(plans.build, distinct.values()))
-    return matches if device is None else [plans.make(problem, device).match for problem in wanted]
+    if device is None:
+        return matches
+    if whole:  # its thousands of sizes would not all be kept: what takes time is a kernel's module, and there are some dozens
+        for match in distinct.values():
+            plans.make(match.problem, device)
+        return matches
+    return [plans.make(problem, device).match for problem in wanted]
 
 
 def source(problem: Problem | str, config: kernels.Config | str | None = None, gpu: Gpu | str | None = None) -> str:
@@ -253,12 +265,15 @@ def _through_cupy(inputs: tuple, keywords: dict):
     return OTHER.from_cupy(results, like) if out is None else out
 
 
-def _problems(problems) -> list[Problem]:
-    if isinstance(problems, str) and problems.partition("-")[0] not in OPS:
-        from ..models.catalogue import problems_of_model
+def _problems(problems) -> tuple[list[Problem], bool]:
+    """(problems, whether they are all of a model's)"""
+    texts = [problems] if isinstance(problems, (str, Problem)) else problems
+    if isinstance(texts, (list, tuple)) and all(isinstance(one, Problem) or isinstance(one, str) and one.partition("-")[0] in OPS
+                                                for one in texts):
+        return as_problems(problems), False
+    from ..models.serving import problems_of
 
-        return list(problems_of_model(problems))
-    return as_problems(problems)
+    return problems_of(problems), True
 
 
 def _gpu(gpu: Gpu | str | None) -> Gpu:

@@ -58,6 +58,27 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
             max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_scale=k_scale, v_scale=v_scale, num_splits=num_splits,
             window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out,
             check=check))
+    if library.traced():
+        return library.ops.attention_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    cache_seqlens=cache_seqlens,
+    page_table=page_table,
+    cu_seqlens_q=cu_seqlens_q,
+    max_seqlen_q=max_seqlen_q,
+    max_seqlen_k=max_seqlen_k,
+    k_scale=k_scale,
+    v_scale=v_scale,
+    num_splits=num_splits,
+    causal=causal,
+    window=window,
+    scale=scale,
+    softcap=softcap,
+    sinks=sinks,
+    alibi_slopes=alibi_slopes,
+    return_lse=return_lse,
+     out=out)
     call = understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, cu_seqlens_q, max_seqlen_q, max_seqlen_k,
                       k_scale, v_scale, num_splits, window, softcap, sinks, alibi_slopes, out, check)
     if call.left_to_attention:

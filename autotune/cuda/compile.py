@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from . import elf
+from . import elf, forbid, prebuilt
 from ..core.config import Config
 from ..core.gpu import Gpu
 from ..kernels import kernel_of
@@ -94,6 +94,9 @@ def build(static: Static, config: Config, gpu: Gpu) -> Binary:
 
 def cached(source: str, target: str) -> Binary:
     """The binary of `source`, from the cache folder if an intact one is there, else compiled and put there."""
+    found = prebuilt.find(cache_dir(), prebuilt.key_of(source, target, OPTIONS))
+    if found:
+        return _of_image(source, target, *found)
     folder = cache_dir() / _key(source, target)
     binary = _read(folder, source, target)
     if binary is None:
@@ -114,8 +117,22 @@ def flaw(binary: Binary) -> tuple[str, str] | None:
     return ("advisory", "; ".join(binary.advisories)) if binary.advisories else None
 
 
+def _of_image(source: str, target: str, image: bytes, facts: dict) -> Binary:
+    """The binary of a cubin that was compiled ahead."""
+    entries = {name: Resources(*of_entry) for name, of_entry in elf.entry_resources(image).items()}
+    return Binary(source, target, FORMAT, image, facts["sha256"], facts["nvrtc"], entries, _parse_advisories(facts["log"]),
+                  facts["log"])
+
+
+def store(binary: Binary, folder: Path) -> None:
+    """Puts `binary` where those look who have no compiler and whose cache folder is `folder`. Raises OSError."""
+    facts = {"target": binary.target, "nvrtc": binary.nvrtc, "sha256": binary.sha256, "log": binary.log}
+    prebuilt.put(folder, prebuilt.key_of(binary.source, binary.target, OPTIONS), binary.image, facts)
+
+
 def compile_source(source: str, target: str) -> Binary:
     """Compiles with NVRTC, in this thread and without the GIL, for an -arch such as ``sm_90``."""
+    forbid.check(target)
     nvrtc = _nvrtc()
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:

@@ -11,21 +11,19 @@ Nothing here imports torch or CuPy before an array of theirs has been seen.
 
 from __future__ import annotations
 
-import threading
-from functools import lru_cache
-
 from ..kernels.forward.base import SINK_DTYPES
+from .capture import is_capturing, stream_key  # noqa: F401  asked beside an adapter
+from .tracing import Traced, dispatches, loaded_torch
 
 DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 DLPACK_CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
-PER_THREAD = 2  # the handle of a thread's own default stream
 
 
 class AttentionError(ValueError):
     """A call that cannot be served, with a sentence that says which argument is wrong, or what to do."""
 
 
-class TorchArrays:
+class TorchArrays(Traced):
     """torch.Tensor and its subclasses."""
 
     name = "torch"
@@ -33,6 +31,7 @@ class TorchArrays:
     def __init__(self):
         import torch
 
+        super().__init__(torch)
         self.torch = torch
         self.dtypes = {getattr(torch, name): short for name, short in DTYPE_NAMES.items()}
         self.sink_dtypes = {getattr(torch, name): code for name, code in SINK_DTYPES.items()}
@@ -108,6 +107,12 @@ class TorchArrays:
             lse.copy_(sinks.detach().view(1, -1, 1))
 
 
+class TorchSubclassArrays(TorchArrays):
+    """Tensors that stand for others (of fake memory, of several devices): only torch's dispatcher can take them apart."""
+
+    always = True
+
+
 class CupyArrays:
     """cupy.ndarray. Data moves as unsigned integers of the same size: CuPy's own bfloat16 needs a recent NumPy."""
 
@@ -130,6 +135,9 @@ class CupyArrays:
         self._ndarray, self._current_device = cupy.ndarray, runtime.getDevice
         self._stream = cupy.cuda.get_current_stream
         self._captured: list[object] = []  # workspaces that captured graphs point into
+
+    def traced(self) -> bool:
+        return False
 
     def grad_enabled(self) -> bool:
         return False
@@ -271,34 +279,17 @@ def library_of(array):
     if library is None:
         roots = ((base.__module__.partition(".")[0], base.__name__) for base in type(array).__mro__)
         adapter = next((_ROOTS[root] for root in roots if root in _ROOTS), None)
+        if adapter is TorchArrays and dispatches(type(array)):
+            adapter = TorchSubclassArrays
         library = OTHER if adapter is None else _instances.get(adapter) or _instances.setdefault(adapter, adapter())
         LIBRARIES[type(array)] = library
     return library
 
 
-@lru_cache(maxsize=1)
-def _runtime():
-    from cupy_backends.cuda.api import runtime
-
-    return runtime
-
-
-def is_capturing(stream: int) -> bool:
-    """Whether `stream` (a cudaStream_t) is being captured into a graph.
-
-    For the legacy default stream CUDA answers with an error while another stream is captured: then nothing may be loaded
-    either, so that is a yes.
-    """
-    runtime = _runtime()
-    try:
-        return runtime.streamIsCapturing(stream)
-    except RuntimeError:
-        return True
-
-
-def stream_key(stream: int):
-    """What names the stream of this handle in this process: each thread has a default stream of its own, with one handle."""
-    return (stream, threading.get_ident()) if stream == PER_THREAD else stream
+def know_torch() -> None:
+    """Makes the adapter of torch's own tensors if torch is imported, so that a compiler does not see it come into being."""
+    for array in loaded_torch():
+        library_of(array)
 
 
 def _type_name(array) -> str:
@@ -315,3 +306,6 @@ def _numpy_dtype(name: str):
     except ImportError:  # then no bfloat16 array of CuPy can exist either
         return None
     return numpy.dtype(ml_dtypes.bfloat16)
+
+
+know_torch()

@@ -40,18 +40,23 @@ LEFT_OUT = {"gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, 
 def read_config(path: Path) -> Model:
     """The attention of the model whose config.json is at `path`, or in the folder `path`. Raises `ModelError`."""
     path = path / "config.json" if path.is_dir() else path
-    config = _language_part(_json(path))
-    facts = _Facts(path, config)
+    return read_values(_json(path), str(path), path.parent.name)
+
+
+def read_values(values: Mapping, where: str, name: str = "") -> Model:
+    """The same of a config that has been read: `values`, from `where`. `name` is the model's if the config has none."""
+    config = _language_part(values)
+    facts = _Facts(where, config)
     heads = facts.integer(HEADS)
     heads_kv = 1 if config.get("multi_query") is True and not facts.has(HEADS_KV) else facts.integer(HEADS_KV, heads)
     head_dim, head_dim_v = _head_dims(facts, heads)
     kinds, left_out = _kinds(facts)
     lengths = _lengths(facts)
     attention = {kind: {"layers": count, "prefill": lengths, **_features(facts, kind)} for kind, count in kinds.items()}
-    entry = {"title": str(config.get("model_type", path.parent.name or "model")), "source": str(path), "layers": kinds.total(),
+    entry = {"title": str(config.get("model_type", name or "model")), "source": where, "layers": kinds.total(),
              "dtype": _dtype(facts), "heads_q": heads, "heads_kv": heads_kv, "head_dim": head_dim, "head_dim_v": head_dim_v,
              "attention": attention}
-    return replace(read_model(entry["title"], entry, str(path)), left_out=left_out)
+    return replace(read_model(entry["title"], entry, where), left_out=left_out)
 
 
 def _json(path: Path) -> Mapping:
@@ -85,8 +90,8 @@ def _with_defaults(config: Mapping) -> Mapping:
 class _Facts:
     """Typed reading of a config under any of a thing's names."""
 
-    def __init__(self, path: Path, config: Mapping):
-        self.path, self.config = path, config
+    def __init__(self, where: str, config: Mapping):
+        self.where, self.config = where, config
 
     def has(self, names: tuple[str, ...]) -> bool:
         return any(self.config.get(name) is not None for name in names)
@@ -97,17 +102,17 @@ class _Facts:
             value = self.config.get(name)
             if value is not None:
                 if type(value) is not int or not 1 <= value < 2**31:
-                    raise ModelError(f"{self.path}: {name} is {value!r}; it must be an int of at least 1")
+                    raise ModelError(f"{self.where}: {name} is {value!r}; it must be an int of at least 1")
                 return value
         if default is None:
-            raise ModelError(f"{self.path} has none of {', '.join(names)}, as a config.json of a model with attention has; any "
+            raise ModelError(f"{self.where} has none of {', '.join(names)}, as a config.json of a model with attention has; any "
                              "shape can be tuned with --problem TEXT")
         return default
 
     def flag(self, name: str) -> bool:
         value = self.config.get(name)
         if value not in (None, True, False):
-            raise ModelError(f"{self.path}: {name} is {value!r}; it must be true or false")
+            raise ModelError(f"{self.where}: {name} is {value!r}; it must be true or false")
         return bool(value)
 
 
@@ -121,7 +126,7 @@ def _head_dims(facts: _Facts, heads: int) -> tuple[int, int]:
     else:
         hidden = facts.integer(HIDDEN)
         if hidden % heads:
-            raise ModelError(f"{facts.path}: it has no head_dim, and {hidden} hidden channels are no multiple of {heads} heads")
+            raise ModelError(f"{facts.where}: it has no head_dim, and {hidden} hidden channels are no multiple of {heads} heads")
         head_dim = hidden // heads
     return head_dim, facts.integer(("v_head_dim",), head_dim)
 
@@ -130,17 +135,17 @@ def _kinds(facts: _Facts) -> tuple[Counter, tuple[str, ...]]:
     """(kind of attention -> layers of it, a sentence for each kind of layer that is none)."""
     layers = facts.integer(LAYERS)
     if layers > MAX_LAYERS:
-        raise ModelError(f"{facts.path}: it has {layers} layers; allowed are {MAX_LAYERS}")
+        raise ModelError(f"{facts.where}: it has {layers} layers; allowed are {MAX_LAYERS}")
     types = facts.config.get("layer_types")
     if types is None:
         return Counter(_kinds_by_rule(facts, layers)), ()
     if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
-        raise ModelError(f"{facts.path}: layer_types is {types!r:.80}; it must be a list of names such as full_attention")
+        raise ModelError(f"{facts.where}: layer_types is {types!r:.80}; it must be a list of names such as full_attention")
     kinds, left_out = Counter(), Counter()
     for kind in types[:layers]:
         (kinds if kind in KINDS else left_out)[KINDS.get(kind, kind)] += 1
     if not kinds:
-        raise ModelError(f"{facts.path}: its layers are {', '.join(left_out)}; none is of a kind known here: {', '.join(KINDS)}")
+        raise ModelError(f"{facts.where}: its layers are {', '.join(left_out)}; none is of a kind known here: {', '.join(KINDS)}")
     return kinds, tuple(f"{count} layers of kind {kind} are left out" for kind, count in left_out.items())
 
 
@@ -171,7 +176,7 @@ def _features(facts: _Facts, kind: str) -> dict:
     softcap = facts.config.get("attn_logit_softcapping")
     if softcap is not None:
         if not isinstance(softcap, (int, float)) or isinstance(softcap, bool):
-            raise ModelError(f"{facts.path}: attn_logit_softcapping is {softcap!r}; it must be a number or null")
+            raise ModelError(f"{facts.where}: attn_logit_softcapping is {softcap!r}; it must be a number or null")
         features["softcap"] = softcap
     if facts.config.get("model_type") == "gpt_oss" or any(facts.flag(name) for name in SINK_FLAGS):
         features["sinks"] = True
@@ -190,5 +195,5 @@ def _lengths(facts: _Facts) -> list[int]:
 def _dtype(facts: _Facts) -> str:
     name = facts.config.get("dtype") or facts.config.get("torch_dtype") or "bfloat16"
     if not isinstance(name, str) or name not in DTYPES:
-        raise ModelError(f"{facts.path}: its dtype is {name!r}; allowed are {', '.join(DTYPES)}")
+        raise ModelError(f"{facts.where}: its dtype is {name!r}; allowed are {', '.join(DTYPES)}")
     return DTYPES[name]

@@ -117,6 +117,8 @@ PACKAGES = {  # each package and those that it may import, deferred imports incl
     "device": {"core", "kernels", "cuda"},
     "database": {"core", "kernels", "cuda"},
     "calls": {"core", "models", "kernels", "cuda", "device", "database"},
+    "flash_attn": {"calls"},
+    "integrations": {"core", "kernels", "device", "calls", "flash_attn"},
     "check": {"core", "kernels", "cuda", "device", "database", "calls"},
     "timing": {"core", "kernels", "cuda", "device", "check"},
     "simulator": {"core", "kernels", "cuda", "calls", "check"},

@@ -1,0 +1,51 @@
+"""Cubins that were compiled ahead, for machines without a compiler: `autotune build --cubins DIR` writes them.
+
+An entry is two files, <key>.cubin and <key>.json. The key is a hash of source, target and options, not of NVRTC's version, which
+only a machine with NVRTC knows. Two folders are read, and never written by a call: cubins/ in the cache folder, then the
+package's own, autotune/_cubins. An entry that is damaged counts as absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+PACKAGE_FOLDER = Path(__file__).parents[1] / "_cubins"
+NAME = "cubins"  # of the folder in the cache folder
+
+
+def key_of(source: str, target: str, options: tuple[str, ...]) -> str:
+    return hashlib.sha256("\0".join((target, *options, source)).encode()).hexdigest()[:32]
+
+
+def find(cache: Path, key: str) -> tuple[bytes, dict] | None:
+    """(cubin, facts) of the first intact entry called `key`, or None. `facts` has at least nvrtc, sha256 and log. `cache` is the
+    cache folder."""
+    for folder in (cache / NAME, PACKAGE_FOLDER):
+        try:
+            facts = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
+            image = (folder / f"{key}.cubin").read_bytes()
+            if hashlib.sha256(image).hexdigest() == facts["sha256"] and isinstance(facts["nvrtc"], str):
+                return image, {"log": "", **facts}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def put(cache: Path, key: str, image: bytes, facts: dict) -> None:
+    """Writes an entry for those whose cache folder is `cache`: beside, then renamed, the cubin first. Raises OSError."""
+    folder = cache / NAME
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in ((f"{key}.cubin", image), (f"{key}.json", json.dumps(facts, indent=1).encode())):
+        handle, beside = tempfile.mkstemp(prefix=".new-", dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.chmod(beside, 0o644)
+            os.replace(beside, folder / name)
+        except OSError:
+            Path(beside).unlink(missing_ok=True)
+            raise
