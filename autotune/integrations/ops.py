@@ -18,8 +18,8 @@ from functools import partial, wraps
 import torch
 
 from ..calls import dense, kvcache, varlen
-from ..calls.arguments import refuse_grad, window_bounds
-from ..device.arrays import TorchArrays
+from ..calls.arguments import window_bounds
+from ..device.arrays import AttentionError, TorchArrays
 
 MASK = "*, bool causal=False, SymInt left=-1, SymInt right=-1, float? scale=None, float softcap=0.0, Tensor? sinks=None, " \
        "Tensor? alibi_slopes=None, bool return_lse=False"
@@ -148,7 +148,7 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens, page_table, cu
 def _called(name: str, out, inputs: tuple, mask: dict, arrays: dict):
     causal, scale, sinks, slopes = (mask[key] for key in ("causal", "scale", "sinks", "alibi_slopes"))
     if torch.is_grad_enabled():
-        refuse_grad(**arrays, out=out, sinks=sinks, alibi_slopes=slopes)
+        _refuse_grad(**arrays, out=out, sinks=sinks, alibi_slopes=slopes)
     left, right = window_bounds(mask["window"], causal)
     rest = dict(causal=causal, left=-1 if left is None else left, right=-1 if right is None else right,
                 scale=None if scale is None else float(scale), softcap=float(mask["softcap"]), sinks=sinks, alibi_slopes=slopes,
@@ -158,6 +158,13 @@ def _called(name: str, out, inputs: tuple, mask: dict, arrays: dict):
     else:
         result, lse = out, getattr(torch.ops.autotune, f"{name}_out").default(out, *inputs, **rest)
     return (result, lse) if mask["return_lse"] else result
+
+
+def _refuse_grad(**arrays) -> None:
+    for name, array in arrays.items():
+        if getattr(array, "requires_grad", False):
+            raise AttentionError(f"{name} requires grad, but autotune's operators record no gradients while torch compiles, exports or "
+                                 f"casts: call under torch.no_grad(), pass {name}.detach(), or leave this call out of the graph")
 
 
 def _lowered(*tensors):
