@@ -85,6 +85,21 @@ CASES: dict[str, tuple[tuple[str, dict], ...]] = {
          dict(block_m=16, block_heads_kv=2, block_n=16, num_warps=4, num_stages=2, q_in_registers=False, pieces=64,
               last_block_merges=True)),
     ),
+    "backward_mma": (
+        ("backward-bf16-b1-h2x1-q100-k150-d64-causal-sinks", dict(key_rows=64, key_queries=32, key_stages=2, query_rows=64,
+                                                                  query_keys=32, query_stages=2)),
+        ("backward-fp16-b2-h2x1-q90-k90-d80-left20-varlen", dict(key_rows=64, key_queries=32, column_parts=2, key_stages=1,
+                                                                 query_rows=64, query_keys=32, query_stages=1)),
+    ),
+    "backward_wgmma": (
+        ("backward-bf16-b1-h2x1-q150-k200-d64-causal-sinks", dict(key_groups=2, key_queries=48, query_groups=2, query_keys=64)),
+        ("backward-fp16-b2-h2x1-q90-k90-d128-left20-varlen", dict(key_groups=2, key_queries=32, column_parts=2, query_groups=1,
+                                                                  query_keys=48)),
+    ),
+    "backward_fused": (
+        ("backward-bf16-b1-h2x1-q200-k300-d64-causal-sinks", dict(key_groups=2, dq_parts=1, key_stages=2)),
+        ("backward-fp16-b2-h2x1-q190-k190-d80-left20", dict(key_groups=2, dq_parts=2, key_stages=1)),
+    ),
 }
 
 # What holds for all cases of a kernel that do not say otherwise, in place of its default for the problem.

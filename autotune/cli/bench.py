@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import UsageError, add_decode, add_problems, needed_gpu, problems_of, workload_of
+from .common import UsageError, add_backward, add_decode, add_problems, needed_gpu, problems_of, workload_of
 
 SUMMARY = "time problems, beside other libraries"
 PLOT_FORMATS = (".png", ".svg", ".pdf")
@@ -20,6 +20,7 @@ PLOT_FORMATS = (".png", ".svg", ".pdf")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problems(parser)
     add_decode(parser)
+    add_backward(parser)
     parser.add_argument("--against", metavar="PEER[,PEER]", help="these of sdpa-flash, sdpa-cudnn, fa3, fa4; or none")
     parser.add_argument("--out", metavar="FILE", type=Path, help="also write the result to this YAML file, such as "
                         "benchmarks/results/forward-h200.yaml")
@@ -30,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from ..compare import comparison, report
     from ..compare.peers import installed
 
-    problems, workload = problems_of(args, decode=args.decode), workload_of(args)
+    problems, workload = problems_of(args, args.decode, args.backward), workload_of(args)
     chosen = None if args.against in (None, "none") else comparison.peers_of(args.against)
     _check_files(args)
     gpu = needed_gpu("bench times kernels")

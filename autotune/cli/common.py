@@ -41,21 +41,30 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
                         "8-bit caches at several batch sizes and lengths, instead of prompts")
 
 
+def add_backward(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backward", action="store_true", help="with a model: the gradients of its prompts, as in training, instead "
+                        "of the prompts")
+
+
 def add_gpu(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", metavar="NAME",
                         help="a GPU of the catalogue (`autotune gpus` lists them); the default is the GPU at hand")
 
 
-def problems_of(args: argparse.Namespace, decode: bool = False) -> list[Problem]:
-    """The problems that `args` name, each once, in the order given. `decode` takes models' decode steps, not their prompts.
+def problems_of(args: argparse.Namespace, decode: bool = False, backward: bool = False) -> list[Problem]:
+    """The problems that `args` name, each once, in the order given. `decode` takes models' decode steps, `backward` the gradients of
+    their prompts, not the prompts.
 
     Raises `ProblemError`, `ModelError`, `WorkloadError`, or `UsageError` if there is none.
     """
     problems = [Problem.parse(text) for text in args.problem or ()]
-    if (models := _models(args)) or decode:
-        if decode and not models:
-            raise UsageError("--decode needs a model, such as --model llama-3-8b")
-        problems += [problem for model in models for problem in (model.decode_problems if decode else model.problems)]
+    if (models := _models(args)) or decode or backward:
+        if (decode or backward) and not models:
+            raise UsageError(f"--{'decode' if decode else 'backward'} needs a model, such as --model llama-3-8b")
+        if decode and backward:
+            raise UsageError("--decode and --backward name different problems; give one of them")
+        kind = "decode_problems" if decode else "training_problems" if backward else "problems"
+        problems += [problem for model in models for problem in getattr(model, kind)]
         if decode and not any(model.decode_problems for model in models):
             raise UsageError(f"--decode: {models[0].title} decodes over compressed keys, which no kernel here computes")
     if workload := workload_of(args):

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..core.gpu import Gpu
 from ..core.problem import EXAMPLE
 from ..core.tables import microseconds, table, tflops
-from .common import UsageError, add_decode, add_gpu, add_lists, gpu_or_stand_in, problems_of
+from .common import UsageError, add_backward, add_decode, add_gpu, add_lists, gpu_or_stand_in, problems_of
 
 SUMMARY = "find and record the best configuration of problems or of a whole model"
 EFFORTS = ("quick", "full")
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--problem", metavar="TEXT", action="append",
                       help=f"one problem, such as {EXAMPLE}; may stand several times")
     add_decode(parser)
+    add_backward(parser)
     add_gpu(parser)
     parser.add_argument("--effort", choices=EFFORTS, default="quick",
                         help="quick: at most a minute for each problem; full: up to a quarter of an hour")
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    problems = list(dict.fromkeys(problem.simplified() for problem in problems_of(args, args.decode)))
+    problems = list(dict.fromkeys(problem.simplified() for problem in problems_of(args, args.decode, args.backward)))
     gpu, at_hand = gpu_or_stand_in(args.gpu)
     from ..database import view
     from .. import tuner

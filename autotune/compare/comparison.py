@@ -183,7 +183,7 @@ def _measured(measure, problem: Problem, able: Sequence[Peer], gpu: Gpu):
         return measure(problem, able, gpu)
     except Exception as error:
         text = " ".join(str(error).split())
-        if not type(error).__module__.startswith(f"{__package__}."):
+        if not type(error).__module__.startswith(f"{__package__.partition('.')[0]}."):
             traceback.print_exc()
             text = f"{type(error).__name__}: {text}"
         return None, [(OURS, text)]

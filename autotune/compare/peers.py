@@ -61,6 +61,8 @@ def _sdpa_rejects(problem: Problem) -> str | None:
         return reason
     if problem.mask == "window":
         return "it has no windows"
+    if problem.deterministic:
+        return "it is not asked for the same bits every time here"
     if problem.mask == "causal" and problem.seqlen_q != problem.seqlen_k:
         return "its causal mask is top-left: the same thing only if both lengths are the same"
     return None
@@ -124,6 +126,8 @@ def _fa4(problem: Problem, sinks, places) -> Callable:
     from flash_attn.cute import flash_attn_func
 
     options = {"softcap": problem.softcap} if problem.softcap else {}
+    if problem.deterministic:
+        options["deterministic"] = True
     if sinks is not None:
         options["learnable_sink"] = sinks.to(torch.bfloat16)
 

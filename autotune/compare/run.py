@@ -5,6 +5,7 @@ With torch everything is called on torch tensors, as its users do; without it th
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ import cupy
 from .. import __version__
 from ..calls.dense import attention, prepare
 from .comparison import OURS, Row, Timing
+from .gradients import measure_backward
 from ..check.verdict import Verdict, compare
 from ..cuda.compile import nvrtc_version
 from ..core.gpu import Gpu
@@ -82,6 +84,8 @@ def measure_row(problem: Problem, peers: Sequence[Peer], gpu: Gpu,
 
     Raises what `attention` raises.
     """
+    if problem.op == "backward":
+        return measure_backward(problem, peers, gpu, sys.modules[__name__])
     match = prepare(problem)[0]
     bench = Bench(problem, gpu, sequences=sequences)
     inputs = bench.sets[0].inputs

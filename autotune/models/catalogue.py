@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -54,6 +54,11 @@ class Model:
         """What to tune for this model: every kind of layer at every prompt length, batch 1. Each once: a window that
         covers a whole prompt is no window."""
         return tuple(dict.fromkeys(problem for kind in self.attention for problem in kind.problems))
+
+    @property
+    def training_problems(self) -> tuple[Problem, ...]:
+        """The gradients of the prompts."""
+        return tuple(replace(problem, op="backward") for problem in self.problems)
 
     @property
     def decode_problems(self) -> tuple[Problem, ...]:

@@ -60,6 +60,8 @@ def test_decode_steps_are_new_tokens_over_caches_of_several_kinds():
     assert llama[:2] == ["decode-bf16-b1-h32x8-q1-k4096-d128", "decode-bf16-b32-h32x8-q1-k8192-d128-page16"]
     assert {"decode-bf16-b32-h32x8-q4-k8192-d128-causal-page16", "decode-bf16-b32-h32x8-q1-k8192-d128-kve4m3"} <= set(llama)
     assert {(p.window_left, p.sinks) for p in by_name("gpt-oss-20b").decode_problems} == {(127, True), (None, True)}
+    trained = by_name("gpt-oss-20b").training_problems
+    assert [p.op for p in trained] == ["backward"] * len(trained) and {p.sinks for p in trained} == {True}
     assert by_name("deepseek-v3").decode_problems == ()  # its decode is over compressed keys
     assert [p.text for p in read_model("m", ENTRY).decode_problems][-2:] == [
         "decode-bf16-b64-h8x2-q1-k4096-d64-left31", "decode-bf16-b32-h8x2-q1-k8192-d64-left31-page16"]
