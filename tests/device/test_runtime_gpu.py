@@ -158,10 +158,9 @@ def test_a_captured_cupy_graph_replays(cupy):
 def test_requires_grad(torch):
     q = torch.randn(1, 8, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     kv = torch.randn(1, 8, 2, 64, device="cuda", dtype=torch.bfloat16)
+    assert autotune.attention(q, kv, kv).requires_grad and autotune.attention(kv, kv, torch.nn.Parameter(kv)).requires_grad
     with pytest.raises(AttentionError, match="requires grad"):
-        autotune.attention(q, kv, kv)
-    with pytest.raises(AttentionError, match="requires grad"):
-        autotune.attention(kv, kv, torch.nn.Parameter(kv))
+        autotune.attention_with_kvcache(q, kv, kv)
     with torch.no_grad():
         assert torch.equal(autotune.attention(q, kv, kv, scale=-1.0), autotune.attention(q.detach(), kv, kv, scale=-1.0))
         autotune.attention(torch.nn.Parameter(q), kv, kv, sinks=torch.nn.Parameter(torch.zeros(2, device="cuda")))
