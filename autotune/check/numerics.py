@@ -19,12 +19,19 @@ E4M3_LARGEST = 448.0
 EXPONENT_BITS = {"bf16": 0x7F80, "fp16": 0x7C00, "fp32": 0x7F800000}  # all ones in the exponent: inf or NaN
 
 
+class DtypeMissing(RuntimeError):
+    """numpy has no such dtype, and the package that brings it is not installed."""
+
+
 @lru_cache(maxsize=None)
 def array_dtype(name: str) -> np.dtype:
     """The numpy dtype of a problem's dtype name (bf16, fp16, fp32; e4m3 as unsigned bytes, which CuPy has)."""
     if name == "bf16":
-        import ml_dtypes
-
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise DtypeMissing(f"bf16 needs ml_dtypes, which cannot be imported ({error}); pip install "
+                               f"'ml_dtypes>=0.5'") from None
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype({"fp16": np.float16, "fp32": np.float32, "e4m3": np.uint8}[name])
 

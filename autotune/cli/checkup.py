@@ -10,12 +10,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Iterator
 
+from ..core.imports import CupyMissing, cupy_part
+
 OK, NOTE, FAIL = "ok", "note", "FAIL"
 
-REQUIRED = ("numpy", "jinja2", "pyyaml", "optuna", "filelock", "platformdirs")
+REQUIRED = ("numpy", "jinja2", "pyyaml", "optuna", "filelock", "platformdirs", "ml_dtypes")
 OPTIONAL = {"torch": "torch tensors and the peers of `autotune bench`",
-            "nvidia-ml-py": "clocks and other processes in a time's conditions",
-            "ml_dtypes": "bf16 in checks"}
+            "nvidia-ml-py": "clocks and other processes in a time's conditions"}
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,12 @@ def _compiles() -> Iterator[Finding]:
 
 def _simulator() -> Iterator[Finding]:
     from ..cuda.compile import CompilerMissing
-    from ..simulator.compiler import compiler
+    from ..simulator.compiler import HostFault, compiler, compiler_version
 
     try:
+        compiler_version()
         yield Finding(OK, "simulator", f"compiles with {' '.join(compiler())}")
-    except CompilerMissing as missing:
+    except (CompilerMissing, HostFault) as missing:
         yield Finding(NOTE, "simulator", f"{missing}; it is for kernels on the CPU")
 
 
@@ -116,8 +118,8 @@ def _gpu() -> Iterator[Finding]:
 
 def _driver() -> Iterator[Finding]:
     try:
-        from cupy.cuda import runtime
-    except ImportError:
+        runtime = cupy_part("cuda.runtime")
+    except CupyMissing:
         return  # said by _gpu
     driver, built = runtime.driverGetVersion(), runtime.runtimeGetVersion()
     if driver == 0:
@@ -140,29 +142,49 @@ def _disassembler() -> Iterator[Finding]:
 def _database() -> Iterator[Finding]:
     from ..database import view
 
-    for whose, root in zip(("your database", "shipped database"), view.search_path()):
+    for root in view.search_path():
+        whose = "shipped database" if root == view.shipped_root() else "your database"
         files = [view.read(path) for path in view.paths(root)]
         broken = [file.error for file in files if file.error] + \
-            [f"{file.path}: {bad.problem}: {bad.reason}" for file in files for bad in file.quarantined]
+            [f"{file.path}: {bad.said}" for file in files for bad in file.quarantined]
         if broken:
             yield Finding(FAIL, whose, f"{len(broken)} part(s) cannot be used; `autotune db check` says which and why. The "
                           f"first: {broken[0]}")
         yield Finding(OK, whose, f"{sum(len(file.records) for file in files)} records in {root}")
-    yield _writable("database folder", view.user_root(), "AUTOTUNE_DB")
+    try:
+        yield _writable("database folder", view.user_root(), "AUTOTUNE_DB")
+    except view.DatabaseError as error:
+        yield Finding(FAIL, "database folder", str(error))
 
 
 def _cache() -> Iterator[Finding]:
-    from ..cuda.compile import cache_dir
+    from ..cuda.cache import CacheError, Trust, cache_dir
 
-    yield _writable("cache folder", cache_dir(), "AUTOTUNE_CACHE")
+    try:
+        folder = cache_dir()
+    except CacheError as error:
+        yield Finding(FAIL, "cache folder", str(error))
+        return
+    yield _writable("cache folder", folder, "AUTOTUNE_CACHE")
+    if folder.is_dir() and (reason := Trust.of(folder).refuses(folder.stat())):
+        yield Finding(NOTE, "cache folder", f"{folder}: {reason}, so only entries of your own are used, and simulated kernels "
+                                            f"are compiled "
+                      "in every process; set AUTOTUNE_CACHE to a folder that is yours alone (for a team: chmod 2770)")
 
 
 def _writable(subject: str, folder: Path, variable: str) -> Finding:
     """Whether `folder`, or the nearest folder above that exists, takes new files; asks the system, writes nothing."""
-    nearest: Path = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+    nearest = next((path for path in (folder, *_parents(folder)) if os.path.lexists(path)), None)
+    if nearest is not None and nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return Finding(OK, subject, f"{folder} can be written")
     return Finding(FAIL, subject, f"{folder} cannot be written; set {variable} to a folder that can")
+
+
+def _parents(folder: Path) -> tuple[Path, ...]:
+    try:
+        return tuple(folder.absolute().parents)
+    except OSError:  # the current folder is gone
+        return ()
 
 
 def _version(package: str) -> str | None:
@@ -172,7 +194,7 @@ def _version(package: str) -> str | None:
         pass
     try:
         return getattr(importlib.import_module(package), "__version__", None)
-    except ImportError:
+    except Exception:  # a package that cannot be imported is as good as none
         return None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..core.gpu import Gpu, GpuError, by_name, detect
 from ..core.problem import EXAMPLE, Problem
+from ..core.reading import printable
 
 EVERY_MODEL = "all"
 STAND_IN = "nvidia-h200"  # the catalogue's GPU that commands take where there is none: its records are the ones that ship
@@ -75,12 +76,14 @@ def problems_of(args: argparse.Namespace, decode: bool = False, backward: bool =
 
 
 def workload_of(args: argparse.Namespace):
-    """The workload that --workload names, or None."""
+    """The workload that --workload names, or None. It is read once, as a pipe can be."""
     if args.workload is None:
         return None
-    from ..models.lists import read_workload
+    from ..models.lists import Workload, read_workload
 
-    return read_workload(args.workload)
+    if not isinstance(args.workload, Workload):
+        args.workload = read_workload(args.workload)
+    return args.workload
 
 
 def _models(args: argparse.Namespace) -> list:
@@ -96,7 +99,7 @@ def _models(args: argparse.Namespace) -> list:
         models.append(read_config(args.model_config))
     for model in models:
         for sentence in model.left_out:
-            print(f"{model.source}: {sentence}", file=sys.stderr)
+            print(printable(f"{model.source}: {sentence}"), file=sys.stderr)
     return models
 
 

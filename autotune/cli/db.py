@@ -15,6 +15,7 @@ from typing import Iterable
 
 from ..core.gpu import catalogue
 from ..core.problem import Problem
+from ..core.reading import printable
 from ..core.tables import microseconds, table, tflops
 from .common import UsageError, add_problem
 
@@ -60,7 +61,7 @@ def _show(args: argparse.Namespace) -> int:
     problem = Problem.parse(args.problem)
     found = [(path, record) for path, record in view.all_records() if record.problem == problem]
     for path, record in found:
-        print(f"# {path}")
+        print(printable(f"# {path}"))
         print(yaml.safe_dump({problem.text: record.as_entry()}, sort_keys=False, default_flow_style=None, width=120))
     if not found:
         makes = f"`autotune tune --problem {problem}` makes one, " if problem.flops else ""
@@ -82,7 +83,7 @@ def _check(args: argparse.Namespace) -> int:
     except CompilerMissing as error:
         stale, verdict = [], f"all legal; whether they are current was not compared, because {error}"
     for sentence in stale:
-        print(sentence)
+        print(printable(sentence))
     print(f"{count} records in {len(files)} files: " + (f"{len(stale)} need tuning again" if stale else verdict))
     return 1 if stale else 0
 
@@ -105,7 +106,7 @@ def _complain(reasons: Iterable[str]) -> int:
     """Says on stderr what cannot be used; 2 if there is anything, else 0."""
     code = 0
     for reason in reasons:
-        print(f"autotune db: {reason}", file=sys.stderr)
+        print(printable(f"autotune db: {reason}"), file=sys.stderr)
         code = 2
     return code
 
@@ -113,4 +114,4 @@ def _complain(reasons: Iterable[str]) -> int:
 def _whose(path: Path) -> str:
     from ..database import view
 
-    return "user" if path.is_relative_to(view.user_root()) else "shipped"
+    return "shipped" if path.is_relative_to(view.shipped_root()) else "user"

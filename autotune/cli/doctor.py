@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from ..core.reading import printable
+
 SUMMARY = "what works on this machine and what does not"
 
 
@@ -17,5 +19,5 @@ def run(args: argparse.Namespace) -> int:
     findings = []
     for finding in examine():
         findings.append(finding)
-        print(f"{finding.status:<5} {finding.subject:<17} {finding.text}", flush=True)
+        print(printable(f"{finding.status:<5} {finding.subject:<17} {finding.text}"), flush=True)
     return 1 if any(finding.status == FAIL for finding in findings) else 0

@@ -47,7 +47,7 @@ def _confirmed(match):
         return match
     try:
         return match.confirmed(compile.build(match.problem.static, match.config, match.gpu))
-    except (compile.CompilerMissing, compile.CacheError):
+    except compile.CompilerMissing:
         return match
 
 

@@ -7,6 +7,7 @@ that the command needs, with nothing written; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -16,16 +17,25 @@ from pathlib import Path
 from typing import NoReturn, Sequence
 
 from .. import __version__
+from ..core.reading import printable
+from .streams import Stopped, prepared, say
 
 # In the order in which a newcomer meets them. Each is a module of `commands` with SUMMARY, add_arguments(parser), run(args).
 COMMANDS = ("tune", "lookup", "source", "verify", "bench", "build", "db", "gpus", "doctor")
 
 # Errors of this package whose message is a sentence for the user. Anything else is a bug and keeps its traceback.
 USER_ERRORS = frozenset((
-    "AttentionError", "BenchError", "CacheError", "CompileError", "CompilerMissing", "ConfigError", "DatabaseError", "GpuError",
-    "LaunchError", "ModelError", "NoKernelError", "ProblemError", "RecordError", "StoreError", "ToolMissing", "TuneError",
-    "UsageError", "WorkerError", "WorkloadError",
+    "AttentionError", "BenchError", "CacheError", "CompileError", "CompilerMissing", "ConfigError", "DatabaseError",
+    "DtypeMissing", "GpuError", "HostFault", "LaunchError", "ModelError", "NoKernelError", "ProblemError", "RecordError",
+    "StoreError", "ToolMissing", "TuneError", "UsageError", "WorkerError", "WorkloadError",
 ))
+
+
+# Limits of a process or machine that are no fault of the input, and what helps.
+_LIMITS = {errno.EMFILE: "raise the limit of open files (ulimit -n)", errno.ENFILE: "close files of other processes",
+           errno.EAGAIN: "raise the limit of processes (ulimit -u)", errno.ENOMEM: "end other processes",
+           errno.ENOSPC: "free some space, or set TMPDIR to a folder that has it", errno.EDQUOT: "free some space, or set TMPDIR",
+           errno.EFBIG: "raise the limit of a file's size (ulimit -f)"}
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -65,9 +75,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
+    with prepared():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     name = "autotune"
     if sys.stdout is None:  # the shell has closed it (>&-), and whatever file is opened next would take its place
-        print(f"{name}: standard output is closed; redirect it to /dev/null if it is not wanted", file=sys.stderr)
+        say(f"{name}: standard output is closed; redirect it to /dev/null if it is not wanted")
         return 2
     plain, warnings.formatwarning = warnings.formatwarning, _warning_line
     try:
@@ -79,22 +94,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = stop.code
         sys.stdout.flush()
         return code
+    except Stopped as stopped:
+        say(f"\n{name}: ended by {stopped}")
+        return stopped.code
     except KeyboardInterrupt:
-        print(f"\n{name}: interrupted", file=sys.stderr)
+        say(f"\n{name}: interrupted")
         return 130
     except BrokenPipeError:  # the reader of a pipe has seen enough
         _drop_stdout()
         return 0
     except Exception as error:
         if is_user_error(error):
-            print(f"{name}: {_one_line(error)}", file=sys.stderr)
+            say(f"{name}: {_one_line(error)}")
         elif isinstance(error, OSError) and not _stdout_works():
-            print(f"{name}: standard output cannot be written: {error.strerror or error}", file=sys.stderr)
+            say(f"{name}: standard output cannot be written: {error.strerror or error}")
+        elif isinstance(error, MemoryError):
+            say(f"{name}: there is not enough memory; end other processes, or raise the limit (ulimit -v)")
+        elif isinstance(error, (OSError, RuntimeError)) and (limit := _limit(error)):
+            say(f"{name}: {limit}")
         else:
             raise
         return 2
     finally:
         warnings.formatwarning = plain
+
+
+def _limit(error: OSError | RuntimeError) -> str:
+    """The sentence for a limit of this process or machine, "" for any other error."""
+    if isinstance(error, OSError) and error.errno in _LIMITS:
+        return f"{error.strerror}: {error.filename or 'a process or a file'}; {_LIMITS[error.errno]}"
+    return f"{error}; raise the limit of processes (ulimit -u)" if "start new thread" in str(error) else ""
 
 
 def _stdout_works() -> bool:
@@ -120,7 +149,7 @@ def is_user_error(error: Exception) -> bool:
 def _warning_line(message, category, filename, lineno, line=None) -> str:
     """A warning as a sentence. Where in the code it was raised is for people who write code, so other packages keep it."""
     if Path(filename).is_relative_to(Path(__file__).parents[1]):
-        return f"autotune: {' '.join(str(message).split())}\n"
+        return printable(f"autotune: {' '.join(str(message).split())}") + "\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 

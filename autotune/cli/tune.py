@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from ..core.gpu import Gpu
+from ..core.imports import interrupts_held
 from ..core.problem import EXAMPLE
 from ..core.tables import microseconds, table, tflops
 from .common import UsageError, add_backward, add_decode, add_gpu, add_lists, gpu_or_stand_in, problems_of
@@ -36,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    with interrupts_held():  # numpy's threads must not take a Ctrl-C that NVRTC's first compile would make a crash
+        import numpy  # noqa: F401
     problems = list(dict.fromkeys(problem.simplified() for problem in problems_of(args, args.decode, args.backward)))
     gpu, at_hand = gpu_or_stand_in(args.gpu)
     from ..database import view
@@ -92,7 +95,11 @@ def _program() -> str:
         return "python -m autotune"
     if shutil.which("autotune") == str(path):
         return "autotune"
-    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    try:
+        here = Path.cwd()
+    except OSError:  # the folder is gone
+        return shlex.quote(str(path))
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def _gain(record) -> str:

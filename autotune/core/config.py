@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Iterable, Mapping
 
+from .reading import quoted
+
 Value = int | bool | str
 
 
@@ -102,7 +104,7 @@ def parse_values(text: str) -> tuple[str, dict[str, str]]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or name in values:
-            raise ConfigError(f"config {text!r}: {pair!r} is not NAME=VALUE with a name that stands once")
+            raise ConfigError(f"config {quoted(text, 300)}: {quoted(pair)} is not NAME=VALUE with a name that stands once")
         values[name] = value
     return kernel, values
 
@@ -117,7 +119,7 @@ def typed(parameters: Iterable[Parameter], raw: Mapping[str, object], where: str
     names = [p.name for p in parameters]
     for name in raw:
         if name not in names:
-            raise ConfigError(f"{where}: {name!r} is not a parameter; declared are {', '.join(names)}")
+            raise ConfigError(f"{where}: {quoted(name)} is not a parameter; declared are {', '.join(names)}")
     values: dict[str, Value] = {}
     for parameter in parameters:
         if parameter.name not in raw and parameter.absent is not None:
@@ -135,11 +137,11 @@ def _typed_value(parameter: Parameter, raw: object, where: str) -> Value:
             return raw
         if isinstance(raw, str) and raw.isascii() and raw.isdigit() and len(raw) < 12:
             return int(raw)
-        raise ConfigError(f"{where}: {parameter.name} is {raw!r}; it must be a count of bytes")
+        raise ConfigError(f"{where}: {parameter.name} is {quoted(raw)}; it must be a count of bytes")
     for value in parameter.values:
         if (type(raw) is type(value) and raw == value) or (isinstance(raw, str) and raw == _format(value)):
             return value
-    raise ConfigError(f"{where}: {parameter.name} is {raw!r}; legal values are {', '.join(map(_format, parameter.values))}")
+    raise ConfigError(f"{where}: {parameter.name} is {quoted(raw)}; legal values are {', '.join(map(_format, parameter.values))}")
 
 
 def _format(value: Value) -> str:

@@ -14,6 +14,7 @@ from typing import Iterable
 
 from . import sequences
 from .text import DTYPES, EXAMPLE, OPS, ProblemError, fields_of
+from .reading import quoted
 from .sequences import bucket_batch, bucket_length
 
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1}
@@ -181,7 +182,7 @@ class Problem:
     def parse(text: str) -> Problem:
         """The problem that `text` names. Raises `ProblemError` naming the token that is wrong."""
         if not isinstance(text, str):
-            raise ProblemError(f"{text!r} is no problem; one is a Problem or a line of text such as {EXAMPLE}")
+            raise ProblemError(f"{quoted(text)} is no problem; one is a Problem or a line of text such as {EXAMPLE}")
         return _parse(text)
 
     def simplified(self) -> Problem:

@@ -10,6 +10,7 @@ Every fault is a `ReadError` with a sentence that goes after the file's name, wh
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -24,9 +25,9 @@ PIPE_SECONDS = 60.0  # for the next bytes of a pipe
 CHUNK = 1 << 16
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
 
-# What the file is, for messages. A directory says so through the OSError of reading it.
-_KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
-          (stat.S_ISDIR, "a folder"))
+# What a name stands for that is no file.
+_KINDS = ((stat.S_ISFIFO, "Is a pipe, not a file"), (stat.S_ISCHR, "Is a device, not a file"),
+          (stat.S_ISBLK, "Is a device, not a file"), (stat.S_ISDIR, os.strerror(errno.EISDIR)))
 
 
 class ReadError(ValueError):
@@ -64,19 +65,20 @@ def read_bytes(path: Path | str, most_bytes: int, pipe: bool = False) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise _unreadable(error) from None
     try:
-        return _contents(file, most_bytes, pipe)
+        return contents(file, most_bytes, pipe)
     except OSError as error:
         raise _unreadable(error) from None
     finally:
         os.close(file)
 
 
-def _contents(file: int, most_bytes: int, pipe: bool) -> bytes:
+def contents(file: int, most_bytes: int, pipe: bool = False) -> bytes:
+    """`read_bytes` of a file that is open. Raises `ReadError`, `OSError`."""
     status = os.fstat(file)
     piped = pipe and stat.S_ISFIFO(status.st_mode)
     if not (piped or stat.S_ISREG(status.st_mode)):
-        kind = next((name for test, name in _KINDS if test(status.st_mode)), "something else")
-        raise ReadError(f"cannot be read: it is {kind}, not a file", opened=False)
+        kind = next((name for test, name in _KINDS if test(status.st_mode)), "Not a file")
+        raise ReadError(f"cannot be read: {kind}", opened=False)
     parts, size = [], 0
     while size <= most_bytes:
         if piped:
@@ -86,7 +88,7 @@ def _contents(file: int, most_bytes: int, pipe: bool) -> bytes:
             return b"".join(parts)
         parts.append(part)
         size += len(part)
-    raise ReadError(f"larger than {_size(most_bytes)}, the most that is read of such a file", opened=False)
+    raise ReadError(f"is larger than {_size(most_bytes)}, the most that is read of such a file", opened=False)
 
 
 def _wait(file: int) -> None:
@@ -199,11 +201,16 @@ def shown(value: object, most: int = 120) -> str:
         head = value[:most + 1]  # what is cut off is not escaped first
         text = head if head.isprintable() else repr(head)
     else:
-        try:
-            text = repr(value)
-        except Exception:  # nested too deep, digits without end
-            text = f"a {type(value).__name__}"
-        text = printable(text)
+        return quoted(value, most)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def quoted(value: object, most: int = 120) -> str:
+    """`repr(value)`, on one line that any terminal can show, cut after `most` characters."""
+    try:
+        text = printable(repr(value[:most] if isinstance(value, (str, bytes)) else value))
+    except Exception:  # nested too deep, digits without end
+        text = f"a {type(value).__name__}"
     return text if len(text) <= most else f"{text[:most]}..."
 
 
@@ -219,4 +226,5 @@ _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
 def _said(error: Exception) -> str:
     message = " ".join(str(error).split())
-    return shown(message if isinstance(error, (ValueError, TypeError)) and message else f"{type(error).__name__} {message}".strip(), 200)
+    return shown(message if isinstance(error, (ValueError, TypeError)) and message else f"{type(error).__name__} "
+                                                                                        f"{message}".strip(), 200)

@@ -1,30 +1,30 @@
 """CUDA source in, `Binary` out: a cubin and what it takes. No GPU and no driver is needed.
 
-NVRTC is called through CuPy's binding, with our own -arch (CuPy's compile path cannot say sm_90a). A cache folder holds one
-directory per binary, with source, cubin and log: what was compiled is there to be read.
+NVRTC is called through CuPy's binding, with our own -arch (CuPy's compile path cannot say sm_90a). The cache folder (`cache`)
+holds one directory per binary, with source, cubin and log: what was compiled is there to be read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
+import re
 import threading
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from . import elf, forbid, prebuilt
+from . import cache, elf, forbid, prebuilt
 from ..core.config import Config
+from ..core.imports import CupyMissing, cupy_part, interrupts_held
 from ..core.gpu import Gpu
 from ..kernels import kernel_of
 from ..core.problem import Static
 
 OPTIONS = ("-std=c++17", "-default-device", "-ftz=false", "-fmad=true", "--ptxas-options=-v")
 FORMAT = "cubin"
-CACHE_VERSION = 2
+CACHE_VERSION = 3
+FILES = ("kernel.cu", "kernel.cubin", "log.txt", "binary.json")  # of an entry; the last is for people
 UNKNOWN_COPY = 0xDAE  # LDGSTS [R + UR] as ptxas 13.0 writes it for sm_90; the other forms are 0xFAE
 
 # ptxas remarks that mean a silently slow kernel.
@@ -35,22 +35,16 @@ ADVISORIES = {"(C7508)": "setmaxnreg was ignored",
 class CompileError(Exception):
     """NVRTC or ptxas refused the source. `log` is their full output."""
 
-    def __init__(self, message: str, log: str):
+    def __init__(self, message: str, log: str = ""):
         super().__init__(message)
         self.log = log
+
+    def __reduce__(self):  # it crosses the borders of process pools
+        return type(self), (str(self), self.log)
 
 
 class CompilerMissing(Exception):
     """CuPy or NVRTC is not installed, or cannot be loaded."""
-
-
-class CacheError(OSError):
-    """The cache folder cannot be written."""
-
-    @classmethod
-    def of(cls, folder: Path, error: OSError) -> CacheError:
-        return cls(f"the cache folder {folder} cannot be written ({error.strerror or error}); free some space, or set "
-                   "AUTOTUNE_CACHE to a folder that can be written")
 
 
 @dataclass(frozen=True)
@@ -93,15 +87,25 @@ def build(static: Static, config: Config, gpu: Gpu) -> Binary:
 
 
 def cached(source: str, target: str) -> Binary:
-    """The binary of `source`, from the cache folder if an intact one is there, else compiled and put there."""
-    found = prebuilt.find(cache_dir(), prebuilt.key_of(source, target, OPTIONS))
-    if found:
+    """The binary of `source`: one that was compiled ahead, one from the cache folder, or compiled and put there if that can be.
+
+    What the cache folder is like is never an error: what was compiled is served. Raises `CompileError`, `CompilerMissing`.
+    """
+    try:
+        root = cache.cache_dir()
+    except cache.CacheError as error:  # no home folder
+        cache.tell(Path(), "home", f"{error}; until then each process compiles again")
+        root = None
+    trust = cache.Trust.of(root)
+    if found := prebuilt.find(root, prebuilt.key_of(source, target, OPTIONS), trust):
         return _of_image(source, target, *found)
-    folder = cache_dir() / _key(source, target)
-    binary = _read(folder, source, target)
+    if root is None:
+        return compile_source(source, target)
+    folder = root / _key(source, target)
+    binary = _read(folder, source, target, trust)
     if binary is None:
         binary = compile_source(source, target)
-        _write(folder, binary)
+        cache.keep(folder, _files(binary), trust)
     return binary
 
 
@@ -140,14 +144,13 @@ def compile_source(source: str, target: str) -> Binary:
             nvrtc.compileProgram(program, (*OPTIONS, f"-arch={target}"))
         except nvrtc.NVRTCError:
             log = nvrtc.getProgramLog(program)
-            raise CompileError(f"NVRTC {nvrtc_version()} refused the source for {target}: {_first_error(log)}", log) from None
+            reason = _unknown_target(target) or f"refused the source for {target}: {_first_error(log)}"
+            raise CompileError(f"NVRTC {nvrtc_version()} {reason}", log) from None
         log = nvrtc.getProgramLog(program)
         image = elf.whole(nvrtc.getCUBIN(program))
     finally:
         nvrtc.destroyProgram(program)
-    entries = {name: Resources(*facts) for name, facts in elf.entry_resources(image).items()}
-    return Binary(source, target, FORMAT, image, hashlib.sha256(image).hexdigest(), nvrtc_version(), entries,
-                  _parse_advisories(log), log)
+    return _binary(source, target, image, log)
 
 
 @lru_cache(maxsize=1)
@@ -177,10 +180,15 @@ def _nvrtc():
 @lru_cache(maxsize=1)
 def _load_nvrtc():
     try:
-        from cupy.cuda import nvrtc
-    except ImportError as error:
-        raise CompilerMissing(f"CuPy is not installed ({error}); pip install 'cupy-cuda13x[ctk]' (driver 580 or "
-                              "newer) or 'cupy-cuda12x[ctk]' brings CuPy and NVRTC") from None
+        with interrupts_held():
+            nvrtc = cupy_part("cuda.nvrtc")
+            _warm_up(nvrtc)
+    except CupyMissing as error:
+        raise CompilerMissing(str(error)) from None
+    return nvrtc
+
+
+def _warm_up(nvrtc) -> None:
     try:
         program = nvrtc.createProgram("", "empty.cu", (), ())
         nvrtc.compileProgram(program, ())
@@ -188,17 +196,6 @@ def _load_nvrtc():
     except Exception as error:  # the loader raises RuntimeError or OSError by platform
         raise CompilerMissing(f"CuPy cannot load NVRTC ({error}); pip install 'nvidia-cuda-nvrtc==13.0.*' for CUDA 13 "
                               "or 'nvidia-cuda-nvrtc-cu12==12.9.*' for CUDA 12") from None
-    return nvrtc
-
-
-def cache_dir() -> Path:
-    """The folder of compiled binaries: $AUTOTUNE_CACHE, or the user's cache folder."""
-    override = os.environ.get("AUTOTUNE_CACHE")
-    if override:
-        return Path(os.path.expanduser(override))
-    from platformdirs import user_cache_path
-
-    return user_cache_path("autotune")
 
 
 def _key(source: str, target: str) -> str:
@@ -206,46 +203,41 @@ def _key(source: str, target: str) -> str:
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
 
-def _write(folder: Path, binary: Binary) -> None:
-    """Writes beside, then renames: a reader sees a whole entry or none, and whoever renames first wins."""
-    facts = asdict(binary)
-    for name in ("source", "image", "log"):
-        del facts[name]
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
-    except OSError as error:
-        raise CacheError.of(folder.parent, error) from None
-    try:
-        (scratch / "kernel.cu").write_text(binary.source)
-        (scratch / "kernel.cubin").write_bytes(binary.image)
-        (scratch / "log.txt").write_text(binary.log)
-        (scratch / "binary.json").write_text(json.dumps(facts, indent=1))
-        if folder.exists():  # damaged, or written by somebody else since we looked
-            shutil.rmtree(folder, ignore_errors=True)
-        try:
-            scratch.rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise
-    except OSError as error:
-        raise CacheError.of(folder.parent, error) from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+def _files(binary: Binary) -> dict[str, bytes]:
+    """What an entry of the cache holds. binary.json is for people: all of it follows from the others."""
+    facts = {"target": binary.target, "nvrtc": binary.nvrtc, "sha256": binary.sha256, "advisories": binary.advisories,
+             "entries": {name: asdict(resources) for name, resources in binary.entries.items()}}
+    return {"kernel.cu": binary.source.encode(), "kernel.cubin": binary.image, "log.txt": binary.log.encode(),
+            "binary.json": json.dumps(facts, indent=1).encode()}
 
 
-def _read(folder: Path, source: str, target: str) -> Binary | None:
-    """The entry, or None if it is absent, damaged or not what its name says."""
-    try:
-        facts = json.loads((folder / "binary.json").read_text())
-        image = (folder / "kernel.cubin").read_bytes()
-        if (folder / "kernel.cu").read_text() != source or hashlib.sha256(image).hexdigest() != facts["sha256"]:
-            return None
-        entries = {name: Resources(**resources) for name, resources in facts["entries"].items()}
-        return Binary(source, target, FORMAT, image, facts["sha256"], facts["nvrtc"], entries, tuple(facts["advisories"]),
-                      (folder / "log.txt").read_text())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+def _read(folder: Path, source: str, target: str, trust: cache.Trust) -> Binary | None:
+    """The binary in an entry, or None if it is absent, damaged or not to be trusted."""
+    files = cache.read_entry(folder, FILES, trust)
+    if files is None or files["kernel.cu"] != source.encode():
         return None
+    try:
+        return _binary(source, target, files["kernel.cubin"], files["log.txt"].decode())
+    except ValueError:
+        return None
+
+
+def _binary(source: str, target: str, image: bytes, log: str) -> Binary:
+    """Raises `ValueError` if `image` is no whole cubin."""
+    entries = {name: Resources(*facts) for name, facts in elf.entry_resources(image).items()}
+    return Binary(source, target, FORMAT, image, hashlib.sha256(image).hexdigest(), nvrtc_version(), entries,
+                  _parse_advisories(log), log)
+
+
+def _unknown_target(target: str) -> str:
+    """Which NVRTC a target needs that this one does not know, "" if it does."""
+    known, wanted = _nvrtc().getSupportedArchs(), int(re.match(r"sm_(\d+)", target)[1])
+    if wanted in known:
+        return ""
+    newer = wanted > min(known)
+    return (f"does not know {target} (it knows sm_{min(known)} to sm_{max(known)}); "
+            + ("a newer one does: pip install --upgrade a CuPy and nvidia-cuda-nvrtc for the newest CUDA" if newer else
+               "an older one does: CUDA 12's, with the extra cuda12"))
 
 
 def _first_error(log: str) -> str:

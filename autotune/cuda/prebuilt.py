@@ -13,6 +13,9 @@ import os
 import tempfile
 from pathlib import Path
 
+from .cache import Trust, read_file
+from .elf import entry_resources
+
 PACKAGE_FOLDER = Path(__file__).parents[1] / "_cubins"
 NAME = "cubins"  # of the folder in the cache folder
 
@@ -21,16 +24,19 @@ def key_of(source: str, target: str, options: tuple[str, ...]) -> str:
     return hashlib.sha256("\0".join((target, *options, source)).encode()).hexdigest()[:32]
 
 
-def find(cache: Path, key: str) -> tuple[bytes, dict] | None:
-    """(cubin, facts) of the first intact entry called `key`, or None. `facts` has at least nvrtc, sha256 and log. `cache` is the
-    cache folder."""
-    for folder in (cache / NAME, PACKAGE_FOLDER):
+def find(root: Path | None, key: str, trust: Trust | None = None) -> tuple[bytes, dict] | None:
+    """(cubin, facts) of the first intact entry called `key`, or None. `facts` has at least nvrtc, sha256 and log. `root` is the
+    cache folder, if there is one, of which only what is to be trusted is read."""
+    for folder, judge in ((root and root / NAME, trust or Trust.of(root)), (PACKAGE_FOLDER, None)):
+        if folder is None:
+            continue
         try:
-            facts = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
-            image = (folder / f"{key}.cubin").read_bytes()
-            if hashlib.sha256(image).hexdigest() == facts["sha256"] and isinstance(facts["nvrtc"], str):
-                return image, {"log": "", **facts}
-        except (OSError, ValueError, KeyError, TypeError):
+            facts = json.loads(read_file(folder / f"{key}.json", judge))
+            image = read_file(folder / f"{key}.cubin", judge)
+            if hashlib.sha256(image).hexdigest() == facts["sha256"] and isinstance(facts["nvrtc"], str) and \
+                    isinstance(facts.setdefault("log", ""), str) and entry_resources(image):
+                return image, facts
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # ReadError is a ValueError
             continue
     return None
 

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from ..core.problem import OPS
-from .record import GpuKey, Record, RecordError, merge
+from ..core.reading import ReadError, load_yaml, quoted, read_text, shown
+from .record import GpuKey, Record, RecordError, after, merge
 
 SCHEMA = 1
 # Schema n -> a function from a file's data in schema n to the same in n + 1. Old files are converted as they are read.
 CONVERTERS: dict[int, Callable[[dict], dict]] = {}
 
 FIELDS = ("schema", "gpu", "op", "records", "quarantined")
-MAX_DIGITS = 64  # of a number in a file; more only cost time, and Python refuses to print 4300
+MAX_BYTES = 32 << 20  # of a file; what ships for a GPU is under 500 KB
 
 LOCK_TIMEOUT_S = 60  # a writer holds the lock for well under a second
 _HINT = "set AUTOTUNE_DB to a folder that can be written"
@@ -48,12 +49,7 @@ class Quarantined:
     @property
     def said(self) -> str:
         """One line that any terminal can show, whatever the entry holds."""
-        return f"{_shown(self.problem, 120)}: {_shown(self.reason, 1000)}"
-
-
-def _shown(value: object, most: int) -> str:
-    text = value if isinstance(value, str) and value.isprintable() else repr(value)
-    return text if len(text) <= most else f"{text[:most]}..."
+        return f"{shown(self.problem, 120)}: {shown(self.reason, 1000)}"
 
 
 @dataclass(frozen=True)
@@ -72,14 +68,7 @@ class File:
 def read(path: Path, wanted: Callable[[GpuKey], bool] = lambda gpu: True) -> File:
     """What `path` holds; records are parsed only if `wanted(gpu)`. Raises nothing, whatever the file is like."""
     try:
-        text = path.read_bytes().decode()
-    except FileNotFoundError:
-        return File(path)
-    except UnicodeDecodeError as error:
-        return File(path, error=f"{path}: not UTF-8 text ({error.reason} at byte {error.start})")
-    except OSError as error:
-        return File(path, error=f"{path}: cannot be read: {error.strerror}", replaceable=False)
-    try:
+        text = read_text(path, MAX_BYTES)
         head = _parse(text.partition("\nrecords:")[0])  # a few lines, which spare parsing the files of other GPUs
         if head.get("schema") == SCHEMA and "op" in head and "gpu" in head:
             file = _file(path, head)
@@ -88,6 +77,10 @@ def read(path: Path, wanted: Callable[[GpuKey], bool] = lambda gpu: True) -> Fil
         data = _converted(_parse(text))
         file = _file(path, data)
         return _with_entries(file, data) if wanted(file.gpu) else file
+    except FileNotFoundError:
+        return File(path)
+    except ReadError as error:
+        return File(path, error=f"{path}: {error}", replaceable=error.opened)
     except _NewerSchema as error:
         return File(path, error=f"{path}: {error}", replaceable=False)
     except RecordError as error:
@@ -99,50 +92,16 @@ class _NewerSchema(Exception):
 
 
 def _parse(text: str) -> Mapping:
-    import yaml
-
-    try:
-        if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise RecordError("an alias ('*name'); a file that stands for more than it holds is not read")
-        data = yaml.load(text, _loader())
-    except yaml.MarkedYAMLError as error:
-        where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise RecordError(f"{where}not YAML: {error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:  # an impossible date, a list as a key, ...
-        raise RecordError(f"not YAML: {' '.join(str(error).split())[:200]}") from None
+    data = load_yaml(text)
     if not isinstance(data, dict):
         raise RecordError("not a tuning database: expected a mapping with schema, gpu, op and records")
     return data
 
 
-@lru_cache(maxsize=1)
-def _loader() -> type:
-    """A safe loader that refuses what plain YAML lets pass at a loss: a name that stands twice in a mapping, endless numbers."""
-    import yaml
-
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        def construct_mapping(self, node, deep=False):
-            seen = set()
-            for name in (name for name, _ in node.value if isinstance(name, yaml.ScalarNode)):
-                if (name.tag, name.value) in seen:
-                    twice = f"{_shown(name.value, 120)} stands twice"
-                    raise yaml.constructor.ConstructorError(None, None, twice, name.start_mark)
-                seen.add((name.tag, name.value))
-            return super().construct_mapping(node, deep)
-
-        def bounded_int(self, node):
-            if len(node.value) > MAX_DIGITS:
-                raise yaml.constructor.ConstructorError(None, None, f"a number of {len(node.value)} digits", node.start_mark)
-            return self.construct_yaml_int(node)
-
-    Loader.add_constructor("tag:yaml.org,2002:int", Loader.bounded_int)
-    return Loader
-
-
 def _converted(data: dict) -> dict:
     schema = data.get("schema")
     if type(schema) is not int or schema < 1:
-        raise RecordError(f"schema is {schema!r}; it must be an int from 1 to {SCHEMA}")
+        raise RecordError(f"schema is {quoted(schema)}; it must be an int from 1 to {SCHEMA}")
     if schema > SCHEMA:
         raise _NewerSchema(f"schema {schema} is newer than {SCHEMA}, the newest that this autotune reads; "
                            "install a newer autotune, or set AUTOTUNE_DB to another folder")
@@ -154,21 +113,21 @@ def _converted(data: dict) -> dict:
 def _file(path: Path, data: dict) -> File:
     op = data.get("op")
     if op not in OPS:
-        raise RecordError(f"op is {op!r}; allowed are {', '.join(OPS)}")
+        raise RecordError(f"op is {quoted(op)}; allowed are {', '.join(OPS)}")
     return File(path, GpuKey.from_entry(data.get("gpu")), op)
 
 
 def _with_entries(file: File, data: dict) -> File:
     records, kept = data.get("records") or {}, data.get("quarantined") or []
     if unknown := [name for name in data if name not in FIELDS]:  # a writer would lose them
-        raise RecordError(f"{_shown(unknown[0], 120)} is not a field of a tuning database; allowed are {', '.join(FIELDS)}")
+        raise RecordError(f"{shown(unknown[0], 120)} is not a field of a tuning database; allowed are {', '.join(FIELDS)}")
     if not isinstance(records, dict) or not isinstance(kept, list):
         raise RecordError("records must be a mapping from problem to entry, and quarantined a list")
     for item in kept:
         if not isinstance(item, dict) or set(item) != {"problem", "reason", "entry"}:
             raise RecordError("each item of quarantined must be a mapping with exactly problem, reason and entry")
     entries = [*records.items(), *((item["problem"], item["entry"]) for item in kept)]
-    good, bad = [], []
+    good, bad, seen = [], [], set()
     for problem, entry in entries:  # quarantined ones are tried too: this may be the version that understands them
         try:
             record = Record.from_entry(problem, entry, file.gpu)
@@ -176,8 +135,9 @@ def _with_entries(file: File, data: dict) -> File:
                 raise RecordError(f"op is {record.problem.op!r} in a file of {file.op!r}")
             good.append(record)
         except RecordError as error:
-            quarantined = Quarantined(problem, str(error), entry)
-            bad += [quarantined] if quarantined not in bad else []
+            if (key := repr((problem, entry))) not in seen:
+                seen.add(key)
+                bad.append(Quarantined(problem, str(error), entry))
     return File(file.path, file.gpu, file.op, tuple(merge(good).values()), tuple(bad))
 
 
@@ -212,7 +172,10 @@ def _merge_locked(path: Path, gpu: GpuKey, op: str, records: Iterable[Record]) -
         warnings.warn(f"{file.error}; moved aside to {aside}, and a new file was begun", stacklevel=2)
     elif file.gpu not in (None, gpu) or file.op not in ("", op):
         raise DatabaseError(f"{path} was not written: it is about another GPU or op; move it away, or {_HINT}")
-    text = dump(gpu, op, merge(file.records, records).values(), file.quarantined)
+    _sweep(path)
+    known = merge(file.records)
+    dated = [after(record, known.get(record.key)) for record in records]
+    text = dump(gpu, op, merge(known.values(), dated).values(), file.quarantined)
     if file.gpu is None or path.read_bytes() != text.encode():
         _replace(path, text)
 
@@ -247,12 +210,28 @@ def _move_aside(path: Path) -> Path:
     return aside
 
 
+def _beside(path: Path) -> Path:
+    """The folder in which a new file is made: that of the file itself, where `path` is a link to it."""
+    return Path(os.path.realpath(path))
+
+
+def _sweep(path: Path) -> None:
+    """Removes what killed writers left. The lock is held, so none of them lives."""
+    target = _beside(path)
+    left = re.compile(re.escape(f".{target.name}.") + r"\d+\.new")
+    for item in os.scandir(target.parent):
+        if left.fullmatch(item.name):
+            os.unlink(item.path)
+
+
 def _replace(path: Path, text: str) -> None:
     """Puts `text` at `path` in one step: readers see the old file or the new one, and so does a machine that lost power."""
-    target = Path(os.path.realpath(path))
+    target = _beside(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
-        with open(beside, "w", encoding="utf-8", newline="\n") as out:
+        with open(beside, "x", encoding="utf-8", newline="\n") as out:  # "x" follows no link that somebody put there
+            if target.exists():
+                os.chmod(beside, stat.S_IMODE(target.stat().st_mode))
             out.write(text)
             out.flush()
             os.fsync(out.fileno())

@@ -9,18 +9,25 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime, timedelta, timezone
 from functools import cached_property
 
 from ..core.config import Config, ConfigError
 from ..core.gpu import Gpu
 from ..kernels import config_from_dict
 from ..core.problem import Problem, ProblemError
+from ..core.reading import quoted
 
 EVIDENCE = ("measured", "predicted")
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")  # also a folder's name, so nothing that could leave the folder
-_DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")  # sorts as text; the suffix keeps YAML from making it a datetime
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,79}", re.ASCII)  # also a folder's name, so nothing that could leave the folder
+DATE_FORMAT = "%Y-%m-%d %H:%M:%S UTC"  # sorts as text; the suffix keeps YAML from making it a datetime
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} UTC")
+# No right clock is before this module was written: one that is (no battery, no network) does not decide what is in the future.
+NO_CLOCK_BEFORE = "2026-12-01 00:00:00 UTC"
+JUST_NOW = timedelta(hours=1)  # the age of a record that a writer has found itself
+AHEAD = timedelta(days=1)  # as far as the date of a record may be ahead of this clock
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_DEPTH = 3  # of `conditions`
 _GPU_FIELDS = ("name", "arch", "sms", "l2_bytes", "memory_clock_mhz")
@@ -41,12 +48,12 @@ class GpuKey:
     memory_clock_mhz: int
 
     def __post_init__(self):
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise RecordError(f"gpu name is {self.name!r}; allowed are lower-case letters, digits and '-': nvidia-h200")
+        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+            raise RecordError(f"gpu name is {quoted(self.name)}; allowed are lower-case letters, digits and '-': nvidia-h200")
         for name in _GPU_FIELDS[1:]:
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value < 2**48:
-                raise RecordError(f"gpu {name} is {value!r}; it must be an int of at least 0")
+                raise RecordError(f"gpu {name} is {quoted(value)}; it must be an int of at least 0")
 
     @classmethod
     def of(cls, gpu: Gpu) -> GpuKey:
@@ -95,7 +102,7 @@ class Record:
     conditions: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     def __post_init__(self):
-        _require(self.evidence in EVIDENCE, f"evidence is {self.evidence!r}; allowed are {', '.join(EVIDENCE)}")
+        _require(self.evidence in EVIDENCE, f"evidence is {quoted(self.evidence)}; allowed are {', '.join(EVIDENCE)}")
         object.__setattr__(self, "time_us", _time(self.time_us, "time_us"))
         _require((self.default_config is None) == (self.default_time_us is None),
                  "default_config and default_time_us must both be there or both be missing")
@@ -104,16 +111,17 @@ class Record:
         ties = sorted(((config, _time(time, "tie time_us")) for config, time in self.ties), key=lambda tie: (tie[1], tie[0].text))
         object.__setattr__(self, "ties", tuple(ties))
         _require(type(self.trials) is int and 0 <= self.trials < 2**48,
-                 f"trials is {self.trials!r}; it must be an int of at least 0")
+                 f"trials is {quoted(self.trials)}; it must be an int of at least 0")
         for name, pattern, example in (("date", _DATE, "2026-01-31 12:00:00 UTC"), ("cubin_sha256", _SHA256, "64 hex digits"),
                                        ("nvrtc", re.compile(r"\d+\.\d+(\.\d+)*"), "13.0.88"),
                                        ("autotune", re.compile(r"\d[\w.+-]{0,60}"), "0.1.0")):
             value = getattr(self, name)
-            _require(isinstance(value, str) and pattern.fullmatch(value) is not None,
-                     f"{name} is {value!r}; expected is {example}")
+            _require(isinstance(value, str) and len(value) < 100 and pattern.fullmatch(value) is not None,
+                     f"{name} is {quoted(value)}; expected is {example}")
+        date_of(self.date)
         known = self.source_sha256
         _require(known is None or isinstance(known, str) and _SHA256.fullmatch(known) is not None,
-                 f"source_sha256 is {known!r}; expected is 64 hex digits")
+                 f"source_sha256 is {quoted(known)}; expected is 64 hex digits")
         object.__setattr__(self, "conditions", _plain(self.conditions, "conditions", _MAX_DEPTH))
 
     @property
@@ -178,18 +186,44 @@ _ENTRY_FIELDS = {f.name for f in fields(Record)} - {"problem", "gpu", "default_c
 _OPTIONAL = {"default", "ties", "conditions", "source_sha256"}
 
 
+def date_of(text: str) -> datetime:
+    """The moment that a record's date names. Raises `RecordError` if there is no such day or hour."""
+    try:
+        return datetime.fromisoformat(text.removesuffix(" UTC")).replace(tzinfo=timezone.utc)
+    except ValueError:
+        raise RecordError(f"date is {quoted(text)}, which is no date; expected is 2026-01-31 12:00:00 UTC") from None
+
+
+def from_the_future(date: str) -> bool:
+    """Whether a date is further ahead of this clock than clocks differ: it was written by a wrong one, and would win for good."""
+    now = max(datetime.now(timezone.utc), date_of(NO_CLOCK_BEFORE))
+    return date_of(date) > now + AHEAD
+
+
+def after(record: Record, known: Record | None) -> Record:
+    """`record`, which was found just now, with a date that lets it replace `known`, whose clock was ahead of this one. As it is
+    if it is about an earlier measurement, or of lesser evidence."""
+    if known is None or record.date > known.date or record.evidence != known.evidence or record == known:
+        return record
+    if abs(datetime.now(timezone.utc) - date_of(record.date)) > JUST_NOW:
+        return record
+    return replace(record, date=(date_of(known.date) + timedelta(seconds=1)).strftime(DATE_FORMAT))
+
+
 def _from_entry(cls, text: object, entry: object, gpu: GpuKey) -> Record:
-    _require(isinstance(text, str), f"problem {text!r} is not text")
+    _require(isinstance(text, str), f"problem {quoted(text)} is not text")
     problem = Problem.parse(text)
-    _require(problem.text == text, f"problem {text!r} is written {problem.text!r} in its canonical form")
+    _require(problem.text == text, f"problem {quoted(text)} is written {problem.text!r} in its canonical form")
     _fields(entry, "entry", _ENTRY_FIELDS, _OPTIONAL)
     ties = entry.get("ties", [])
     _require(isinstance(ties, list) and len(ties) <= 1000, "ties must be a list of at most 1000")
     default = _timed(entry["default"], "default") if "default" in entry else (None, None)
     values = {name: entry[name] for name in ("evidence", "time_us", "date", "trials", "nvrtc", "autotune", "cubin_sha256")}
-    return cls(problem, gpu, _config(entry["config"], "config"), default_config=default[0], default_time_us=default[1],
+    record = cls(problem, gpu, _config(entry["config"], "config"), default_config=default[0], default_time_us=default[1],
                source_sha256=entry.get("source_sha256"), ties=tuple(_timed(tie, "tie") for tie in ties),
                conditions=entry.get("conditions", {}), **values)
+    _require(not from_the_future(record.date), f"date is {record.date}, more than a day ahead of this machine's clock")
+    return record
 
 
 def _timed(entry: object, where: str) -> tuple[Config, float]:
@@ -206,14 +240,14 @@ def _config(entry: object, where: str) -> Config:
 def _fields(entry: object, where: str, allowed: set[str], optional: set[str]) -> None:
     _require(isinstance(entry, Mapping), f"{where} must be a mapping")
     for name in entry:
-        _require(name in allowed, f"{where}: {name!r} is not a field; allowed are {', '.join(sorted(allowed))}")
+        _require(name in allowed, f"{where}: {quoted(name)} is not a field; allowed are {', '.join(sorted(allowed))}")
     for name in sorted(allowed - optional):
-        _require(name in entry, f"{where}: field {name!r} is missing")
+        _require(name in entry, f"{where}: field {quoted(name)} is missing")
 
 
 def _time(value: object, name: str) -> float:
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and 1e-3 <= value < 1e12 and math.isfinite(value)
-    _require(ok, f"{name} is {value!r}; it must be a number of microseconds, of at least 0.001")
+    _require(ok, f"{name} is {quoted(value)}; it must be a number of microseconds, of at least 0.001")
     return float(f"{value:.6g}")
 
 
@@ -225,7 +259,7 @@ def _plain(value: object, where: str, depth: int) -> object:
     if isinstance(value, (list, tuple)) and depth and where != "conditions":
         return [_plain(item, where, depth - 1) for item in value]
     ok = value is None or type(value) in (bool, int) or type(value) is float and math.isfinite(value) or _is_text(value)
-    _require(ok and where != "conditions", f"{where} is {value!r:.80}; it must be plain data, nested at most {_MAX_DEPTH} deep")
+    _require(ok and where != "conditions", f"{where} is {quoted(value)}; it must be plain data, nested at most {_MAX_DEPTH} deep")
     return value
 
 

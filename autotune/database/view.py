@@ -16,9 +16,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from .file import DatabaseError, File, Quarantined, dump, merge_into, read
+from ..core.folders import NoFolder, named_folder, user_folder
 from ..core.gpu import Gpu, catalogue
+from ..core.problem import OPS
 from ..kernels import kernel_of
-from .record import GpuKey, Record, merge
+from .record import NAME, GpuKey, Record, merge
 
 __all__ = ["DatabaseError", "File", "Quarantined", "View", "all_records", "check", "check_writable", "dump", "gpu_of",
            "open_view", "paths", "read", "search_path", "shipped_root", "user_root", "write"]
@@ -41,12 +43,12 @@ class View:
 
 
 def user_root() -> Path:
-    """The folder that tuning writes: ``$AUTOTUNE_DB``, or else the platform's user data folder."""
-    if override := os.environ.get("AUTOTUNE_DB"):
-        return Path(os.path.expanduser(override))  # Path's own raises for a user that is unknown
-    import platformdirs
-
-    return platformdirs.user_data_path("autotune", appauthor=False) / "tuning_db"
+    """The folder that tuning writes: ``$AUTOTUNE_DB``, or else the platform's user data folder. Raises `DatabaseError` if there
+    is neither."""
+    try:
+        return named_folder("AUTOTUNE_DB") or user_folder("data", "AUTOTUNE_DB") / "tuning_db"
+    except NoFolder as error:
+        raise DatabaseError(f"there is no database of your own: {error}") from None
 
 
 def shipped_root() -> Path:
@@ -56,15 +58,21 @@ def shipped_root() -> Path:
 
 
 def search_path() -> tuple[Path, ...]:
-    """Folders in the order in which they are believed: the user's, then the shipped one."""
-    return user_root(), shipped_root()
+    """Folders in the order in which they are believed: the user's, if there can be one, then the shipped one."""
+    try:
+        return user_root(), shipped_root()
+    except DatabaseError:
+        return (shipped_root(),)
 
 
 def paths(root: Path, op: str | None = None) -> list[Path]:
-    """The database files in `root`, sorted. A folder that is missing or closed has none."""
+    """The database files in `root`, sorted: ``<gpu>/<op>.yaml``. Copies that editors and systems leave beside them are none. A
+    folder that is missing or closed has none."""
+    wanted = [f"{each}.yaml" for each in (OPS if op is None else (op,))]
     try:
-        return sorted(root.glob(f"*/{op or '*'}.yaml"))
-    except OSError:
+        folders = [item.name for item in os.scandir(root) if NAME.fullmatch(item.name)]
+        return sorted(path for folder in folders for name in wanted if os.path.lexists(path := root / folder / name))
+    except (OSError, ValueError):
         return []
 
 

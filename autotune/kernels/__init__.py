@@ -7,6 +7,7 @@ from typing import Mapping
 from ..core.config import Config, ConfigError, parse_values
 from ..core.gpu import Gpu
 from ..core.problem import Problem
+from ..core.reading import quoted
 from .backward.mma import BackwardMma
 from .backward.fused import BackwardFused
 from .backward.wgmma import BackwardWgmma
@@ -49,11 +50,11 @@ def config_from_dict(raw: Mapping[str, object], where: str) -> Config:
     values = dict(raw)
     name = values.pop("kernel", None)
     if not isinstance(name, str) or name not in KERNELS:
-        raise ConfigError(f"{where}: kernel is {name!r}; known are {', '.join(KERNELS)}")
+        raise ConfigError(f"{where}: kernel is {quoted(name)}; known are {', '.join(KERNELS)}")
     return KERNELS[name].typed_config(values, where)
 
 
 def config_from_text(text: str) -> Config:
     """A config from its one-line form. Raises `ConfigError` as `config_from_dict` does."""
     kernel, values = parse_values(text)
-    return config_from_dict({"kernel": kernel, **values}, f"config {text!r}")
+    return config_from_dict({"kernel": kernel, **values}, f"config {quoted(text, 300)}")

@@ -15,8 +15,10 @@ from types import MappingProxyType
 from typing import Mapping
 
 from ..core.problem import EXAMPLE, Problem, ProblemError
+from ..core.reading import ReadError, load_yaml, quoted, read_text, shown
 
 MAX_BYTES = 1 << 20
+MAX_NAME = 100  # letters
 _FIELDS = {"title", "summary", "groups"}
 _SHAPE = f"lists of problems by name, such as `groups: {{mine: [{EXAMPLE}]}}`"
 
@@ -41,48 +43,53 @@ class Workload:
 
 def read_workload(path: Path) -> Workload:
     """The workload in the file at `path`. Raises `WorkloadError` naming the group and the entry that is wrong."""
-    import yaml
-
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise WorkloadError(f"{path} is larger than {MAX_BYTES >> 20} MB; a workload is a short list of problems")
-        data = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except OSError as error:
-        raise WorkloadError(f"{path} cannot be read: {error.strerror}; name a YAML file with {_SHAPE}") from None
-    except yaml.MarkedYAMLError as error:
-        raise WorkloadError(f"{path} is not YAML: line {error.problem_mark.line + 1}: {error.problem}") from None
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise WorkloadError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        data = load_yaml(read_text(path, MAX_BYTES, pipe=True))
+    except FileNotFoundError:
+        raise WorkloadError(f"{path} cannot be read: No such file or directory; name a YAML file with {_SHAPE}") from None
+    except ReadError as error:
+        what = f"is not YAML: {str(error).replace('not YAML: ', '', 1)}" if error.opened else error
+        raise WorkloadError(f"{path} {what}; name a YAML file with {_SHAPE}") from None
     if not isinstance(data, Mapping) or not {"groups"} <= data.keys() <= _FIELDS:
         raise WorkloadError(f"{path} must be a mapping with groups, and perhaps title and summary: {_SHAPE}")
     groups = _groups(path, data["groups"])
     summary = {name: _members(path, name, chosen, groups) for name, chosen in _mapping(path, data, "summary").items()}
-    return Workload(str(data.get("title", path.stem)), MappingProxyType(groups), MappingProxyType(summary))
+    title = data.get("title", path.stem)
+    if not isinstance(title, (str, int, float)):
+        raise WorkloadError(f"{path}: title is {quoted(title)}; it must be text")
+    return Workload(shown(str(title)), MappingProxyType(groups), MappingProxyType(summary))
 
 
 def _groups(path: Path, raw: object) -> dict[str, tuple[Problem, ...]]:
     if not isinstance(raw, Mapping) or not raw:
-        raise WorkloadError(f"{path}: groups is {raw!r}; it must be a mapping of names to lists of problems")
+        raise WorkloadError(f"{path}: groups is {quoted(raw)}; it must be a mapping of names to lists of problems")
     groups = {}
-    for name, texts in raw.items():
+    for name, texts in ((_name(path, name), texts) for name, texts in raw.items()):
         if not isinstance(texts, list) or not texts:
-            raise WorkloadError(f"{path}: group {name} is {texts!r}; it must be a list of problems")
+            raise WorkloadError(f"{path}: group {name} is {quoted(texts)}; it must be a list of problems")
         try:
-            groups[str(name)] = tuple(dict.fromkeys(Problem.parse(text).simplified() for text in texts))
+            groups[name] = tuple(dict.fromkeys(Problem.parse(text).simplified() for text in texts))
         except (ProblemError, TypeError) as error:  # TypeError: an entry that is a list or a mapping
             raise WorkloadError(f"{path}: group {name}: {error}") from None
     return groups
 
 
+def _name(path: Path, name: object) -> str:
+    """A group's name, which stands in tables and results: a line of text, or a number."""
+    if type(name) not in (str, int, float) or not str(name).isprintable() or not 0 < len(str(name)) <= MAX_NAME:
+        raise WorkloadError(f"{path}: a group is called {quoted(name)}; a name is a line of at most {MAX_NAME} letters")
+    return str(name)
+
+
 def _members(path: Path, name: str, chosen: object, groups: Mapping[str, tuple[Problem, ...]]) -> tuple[Problem, ...]:
-    names = chosen if isinstance(chosen, list) else [chosen]
+    name, names = _name(path, name), chosen if isinstance(chosen, list) else [chosen]
     if unknown := [group for group in names if not isinstance(group, str) or group not in groups]:
-        raise WorkloadError(f"{path}: summary {name} names {unknown[0]!r}; the groups are {', '.join(groups)}")
+        raise WorkloadError(f"{path}: summary {name} names {quoted(unknown[0])}; the groups are {shown(', '.join(groups), 1000)}")
     return tuple(dict.fromkeys(problem for group in names for problem in groups[group]))
 
 
 def _mapping(path: Path, data: Mapping, field: str) -> Mapping:
     value = data.get(field, {})
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise WorkloadError(f"{path}: {field} is {value!r}; it must be a mapping")
+        raise WorkloadError(f"{path}: {field} is {quoted(value)}; it must be a mapping")
     return value

@@ -7,8 +7,9 @@
 A finding is a race, a deadlock, an access out of bounds and the like; docs/simulator.md says what cannot be seen.
 """
 
+from .compiler import HostFault
 from .job import Finding, Simulation, host_source, simulate
 from .shrink import shrunk
 from .verify import SimulationFailed, verify
 
-__all__ = ["Finding", "Simulation", "SimulationFailed", "host_source", "shrunk", "simulate", "verify"]
+__all__ = ["Finding", "HostFault", "Simulation", "SimulationFailed", "host_source", "shrunk", "simulate", "verify"]

@@ -8,11 +8,13 @@ import os
 import struct
 import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Iterator
 
 import numpy as np
 
 from ..kernels.base import Map
+from .compiler import HostFault
 
 BASE_ADDRESS = 1 << 36  # low enough for address spaces of 39 bits, far from everything else of the program
 PAGE = mmap.PAGESIZE
@@ -61,16 +63,34 @@ class Memory:
         self._end += GUARD_PAGES * PAGE
 
     @contextmanager
-    def file(self) -> Iterator[list[str]]:
-        """The job's lines that describe the file, which is there meanwhile; when the block ends, outputs are copied back."""
-        with tempfile.NamedTemporaryFile(prefix="autotune-simulation-") as file:
-            os.truncate(file.fileno(), self._end)
-            for offset, data in self._parts:
-                os.pwrite(file.fileno(), data, offset)
-            yield [f"memory {file.name} {BASE_ADDRESS} {self._end}", *self._lines]
+    def file(self) -> Iterator[tuple[Path, list[str]]]:
+        """(the file, the job's lines that describe it). It is there meanwhile; when the block ends, outputs are copied back.
+
+        Raises `HostFault` if there is no room for it.
+        """
+        try:
+            file = tempfile.NamedTemporaryFile(prefix="autotune-simulation-")
+        except OSError as error:
+            raise HostFault.of("arrays of a simulation", tempfile.gettempdir(), error) from None
+        with file:
+            try:
+                self._fill(file.fileno())
+            except OSError as error:
+                raise HostFault.of("arrays of a simulation", Path(file.name).parent, error) from None
+            yield Path(file.name), [f"memory {BASE_ADDRESS} {self._end}", *self._lines]
             for offset, array in self._outputs:
                 raw = os.pread(file.fileno(), _extent(array), offset)
                 array[...] = np.ndarray(array.shape, array.dtype, raw, strides=array.strides)
+
+    def _fill(self, file: int) -> None:
+        """Takes the whole file's room on the disk: what is mapped and finds none later is a crash."""
+        os.truncate(file, self._end)
+        if self._end and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, self._end)
+        for offset, data in self._parts:
+            while data:
+                count = os.pwrite(file, data, offset)
+                data, offset = data[count:], offset + count
 
 
 def _extent(array: np.ndarray) -> int:

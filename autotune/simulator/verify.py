@@ -24,7 +24,7 @@ def verify(problem: Problem, config: Config, seeds: Iterable[int] = (0,), kinds:
            timeout_s: float = TIMEOUT_S, source: str | None = None) -> Verdict:
     """Simulates `config` on each kind of inputs with each seed, and judges what it wrote; a finding is a wrong result.
 
-    Stops at the first wrong one. Raises `CompileError`, `CompilerMissing`.
+    Stops at the first wrong one. Raises `CompileError`, `CompilerMissing`, `HostFault`: nothing is said of the kernel then.
     """
     worst = 0.0
     for seed in seeds:

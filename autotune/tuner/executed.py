@@ -54,9 +54,7 @@ class Executor:
 
         try:
             return simulator.verify(simulator.shrunk(problem, config), config, (SEED,), KINDS).message
-        except CompileError as error:
-            return str(error)
-        except CompilerMissing as missing:
+        except (CompileError, CompilerMissing, simulator.HostFault) as error:  # of the machine, so no verdict on the kernel
             self._missing = True
-            self._progress.say(f"  Predicted configs are not executed: {missing}")
+            self._progress.say(f"  Predicted configs are not executed: {error}")
             return ""

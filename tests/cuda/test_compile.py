@@ -1,7 +1,5 @@
 """compile and elf: every kernel for every arch it claims, what a cubin says of itself, the cache folder. Needs NVRTC, no GPU."""
 
-import os
-import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -106,21 +104,6 @@ def test_a_damaged_entry_is_compiled_anew(cache, name, damage):
     path.unlink() if damage is None else path.write_bytes(damage)
     assert compiler.cached(SMALL, "sm_80").sha256 == first.sha256
     assert (next(cache.iterdir()) / "kernel.cubin").read_bytes() == first.image
-
-
-def test_a_cache_that_cannot_be_made_is_one_sentence(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("AUTOTUNE_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(compiler.CacheError, match="cannot be written .*AUTOTUNE_CACHE"):
-        compiler.cached(SMALL, "sm_80")
-
-
-@pytest.mark.skipif(os.getuid() == 0, reason="root writes to read-only folders")
-def test_a_read_only_cache_is_one_sentence(cache):
-    cache.mkdir()
-    cache.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    with pytest.raises(compiler.CacheError, match="cannot be written"):
-        compiler.cached(SMALL, "sm_80")
 
 
 @pytest.mark.parametrize("image", [b"", b"\x7fELF", b"text", b"\x7fELF" + bytes(60)])

@@ -12,7 +12,7 @@ import pytest
 import simulator_probes
 
 from autotune.cli import main
-from autotune.cuda import compile
+from autotune.cuda import cache, compile
 from autotune import kernels, simulator
 from autotune.calls.arguments import SMALLEST_SCALE
 from autotune.check.verdict import Guarded, compare
@@ -245,21 +245,20 @@ def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
 
 
 def test_a_program_is_compiled_once_and_appears_whole(tmp_path, monkeypatch):
-    runtime = compiler._runtime_objects()
-    monkeypatch.setattr(compiler, "_runtime_objects", lambda: runtime)
+    runtime = compiler._runtime_objects(compiler._folder(), cache.Trust.of(compiler._folder()))
+    monkeypatch.setattr(compiler, "_runtime_objects", lambda *_: runtime)
     monkeypatch.setenv("AUTOTUNE_CACHE", str(tmp_path))
     source = simulator_probes.source("p.out[0] = 1;")
     path = compiler.program(source, ("probe",))
     stamp = path.stat().st_mtime_ns
     assert compiler.program(source, ("probe",)) == path and path.stat().st_mtime_ns == stamp
-    assert sorted(p.name for p in path.parent.iterdir()) == ["kernel", "kernel.cpp", "sums.json"]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["kernel", "kernel.cpp", "sum.txt"]
     whole = path.read_bytes()
     for damage in (whole[:len(whole) // 2], b"", whole[:-1] + b"x"):
         path.write_bytes(damage)
         assert compiler.program(source, ("probe",)) == path and path.stat().st_size == len(whole)
-        assert compiler._intact(path.parent)
-    (path.parent / "sums.json").write_text("[" * 100000)
-    assert compiler._intact(compiler.program(source, ("probe",)).parent)
+    (path.parent / "sum.txt").write_text("[" * 100000)
+    assert compiler.program(source, ("probe",)).parent == path.parent and len((path.parent / "sum.txt").read_text()) == 65
     assert not [p for p in path.parents[1].iterdir() if p.name.startswith(".new")]
 
 

@@ -21,7 +21,7 @@ void make_stacks(int count) {
     if (count <= stack_count) return;
     long page = sysconf(_SC_PAGESIZE);
     void* memory = mmap(nullptr, count * STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) fatal("setup", 0, format("no memory for the stacks of %d threads", count));
+    if (memory == MAP_FAILED) fatal("machine", 0, format("no memory for the stacks of %d threads", count));
     stacks = static_cast<u8*>(memory);
     stack_count = count;
     for (int i = 0; i < count; ++i) mprotect(stacks + i * STACK_BYTES, page, PROT_NONE);

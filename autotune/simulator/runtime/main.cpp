@@ -1,15 +1,16 @@
-// The process that simulates one job. The job comes on standard input, a line for each fact; the arrays are a file that is
-// mapped at a fixed address, so that the pointers in the kernels' arguments are known to who wrote the job.
+// The process that simulates one job. The job comes on standard input, a line for each fact; the arrays are a file, the program's
+// only argument, that is mapped at a fixed address, so that the pointers in the kernels' arguments are known to who wrote the job.
 //
-//   memory PATH ADDRESS BYTES           the file, and where to map it
+//   memory ADDRESS BYTES                where to map the file
 //   guard OFFSET BYTES                  whole pages that must not be touched
 //   buffer NAME OFFSET BYTES MASK WRITABLE    an array, and the offset of its mask
 //   seed NUMBER
 //   step ENTRY GRID BLOCK SMEM_BYTES DEPENDENT CLUSTER OFFSET    a launch in clusters of so many blocks; its Params stand at OFFSET
 //                                       of the file, and if DEPENDENT is not 0 it may begin before those before it have ended
 //
-// Findings go to standard output, a line each: kind TAB line TAB address of the instruction or 0 TAB message. The last line of
-// a completed simulation is "done".
+// Findings go to standard output, a line each: kind TAB line TAB address of the instruction or 0 TAB message. The kind "machine" is
+// none of the kernel's: no memory, no file. The first line is "ready", once all is set up; the last line of a completed simulation
+// is "done".
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -17,10 +18,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <iostream>
+#include <new>
 #include <set>
 #include <sstream>
 #include <tuple>
@@ -88,6 +92,7 @@ static void on_fault(int signal, siginfo_t* info, void* context) {
     faulting_address = instruction_of(context);
     const void* address = info->si_addr;
     int owner = 0, line = self ? self->line : 0;
+    if (signal == SIGBUS) fatal("machine", 0, "the file of the arrays lost its place on the disk");
     if (!self) fatal("crash", 0, format("signal %d at %p outside of any thread", signal, address));
     if (signal == SIGILL || signal == SIGTRAP)
         fatal("undefined behaviour", line, format("%s computes what C++ does not define", name_of(*self).c_str()));
@@ -123,9 +128,10 @@ static void call_entry() { entry->call(params); }
 
 static u8* map_file(const std::string& path, u64 address, u64 bytes) {
     int file = open(path.c_str(), O_RDWR);
-    if (file < 0) fatal("setup", 0, "cannot open " + path);
+    if (file < 0) fatal("machine", 0, format("the file of the arrays cannot be opened: %s", strerror(errno)));
     void* memory = mmap(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (memory != reinterpret_cast<void*>(address)) fatal("setup", 0, format("the arrays cannot be mapped at %llx", address));
+    if (memory != reinterpret_cast<void*>(address))
+        fatal("machine", 0, format("the arrays cannot be mapped at %llx: %s", address, strerror(errno)));
     return static_cast<u8*>(memory);
 }
 
@@ -158,7 +164,7 @@ static void launch(const std::string& name, int grid, int threads, u32 smem_byte
     }
 }
 
-static void run_job() {
+static void run_job(const std::string& path) {
     u8* memory = nullptr;
     std::string text;
     while (std::getline(std::cin, text)) {
@@ -167,8 +173,8 @@ static void run_job() {
         u64 a = 0, b = 0, c = 0, d = 0, e = 0, f = 0;
         words >> what;
         if (what == "memory") {
-            words >> name >> a >> b;
-            memory = map_file(name, a, b);
+            words >> a >> b;
+            memory = map_file(path, a, b);
         } else if (what == "guard") {
             words >> a >> b;
             mprotect(memory + a, b, PROT_NONE);
@@ -180,6 +186,7 @@ static void run_job() {
             set_seed(a);
         } else if (what == "step") {
             words >> name >> a >> b >> c >> d >> e >> f;
+            if (entry == nullptr) printf("ready\n"), fflush(stdout);
             set_dependent(d != 0);
             launch(name, int(a), int(b), u32(c), int(e), memory + f);
         }
@@ -188,8 +195,11 @@ static void run_job() {
 
 }  // namespace sim
 
-int main() {
+static void no_memory() { sim::fatal("machine", 0, "there is not enough memory"); }
+
+int main(int, char** arguments) {
+    std::set_new_handler(no_memory);
     sim::catch_faults();
-    sim::run_job();
+    sim::run_job(arguments[1]);
     sim::finish();
 }
