@@ -8,10 +8,12 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 from strangers import NOBODY, TEAM, needs_root, run_as
@@ -35,18 +37,14 @@ print(len(compiled), [str(w.message) for w in said])
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(monkeypatch):
+    """A cache folder that other users can reach: pytest closes its own folders to them, at any time."""
+    place = Path(tempfile.mkdtemp(prefix="autotune-tests-"))
+    place.chmod(0o755)
     cache._told.clear()
-    monkeypatch.setenv("AUTOTUNE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def open_tmp(tmp_path):
-    """A folder that other users can reach."""
-    for part in (tmp_path, *tmp_path.parents[:2]):
-        part.chmod(0o755)
-    return tmp_path
+    monkeypatch.setenv("AUTOTUNE_CACHE", str(place / "cache"))
+    yield place / "cache"
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def code_of(source: str) -> tuple:
@@ -108,7 +106,7 @@ def test_c13_without_a_home_folder_a_call_is_served(monkeypatch):
 
 @needs_root
 @pytest.mark.parametrize("mode", [0o755, 0o555, 0o700])
-def test_c1_a_cache_that_root_baked_is_read_or_at_least_survived(open_tmp, folder, mode):
+def test_c1_a_cache_that_root_baked_is_read_or_at_least_survived(folder, mode):
     compiler.cached(SMALL, "sm_80")
     folder.chmod(mode)
     done = run_as(NOBODY, SERVE, AUTOTUNE_CACHE=str(folder))
@@ -119,7 +117,7 @@ def test_c1_a_cache_that_root_baked_is_read_or_at_least_survived(open_tmp, folde
 
 @needs_root
 @pytest.mark.parametrize("umask", [0o002, 0o022, 0o007])
-def test_c4_a_folder_that_is_set_up_for_a_team_is_shared(open_tmp, folder, umask):
+def test_c4_a_folder_that_is_set_up_for_a_team_is_shared(folder, umask):
     folder.mkdir()
     os.chown(folder, 0, TEAM)
     folder.chmod(0o2770)
@@ -135,7 +133,7 @@ def test_c4_a_folder_that_is_set_up_for_a_team_is_shared(open_tmp, folder, umask
 
 @needs_root
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775, 0o2777])
-def test_f12_what_another_user_put_there_is_not_used(open_tmp, folder, mode):
+def test_f12_what_another_user_put_there_is_not_used(folder, mode):
     folder.mkdir()
     folder.chmod(mode)
     os.chown(folder, 0, TEAM)
