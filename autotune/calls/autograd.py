@@ -102,8 +102,6 @@ def attend(function, library, q, k, v, places: tuple, packed: gradients.Packed |
         raise AttentionError("scale requires grad, but attention has no gradient for it; multiply q by it instead")
     if out is not None:
         raise AttentionError("out cannot be given where gradients are recorded; call under torch.no_grad(), or leave out away")
-    if q.dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
-        q, k, v = (array.to(torch.get_autocast_dtype("cuda")) for array in (q, k, v))
     if scale is None:
         scale = q.shape[-1] ** -0.5
     else:

@@ -19,7 +19,10 @@ import torch
 
 from ..calls import dense, kvcache, varlen
 from ..calls.arguments import window_bounds
-from ..device.arrays import AttentionError, TorchArrays
+from ..calls.autograd import attend
+from ..calls.gradients import Packed
+from ..calls.varlenchecks import longest_of
+from ..device.arrays import AttentionError, TorchArrays, library_of
 
 MASK = "*, bool causal=False, SymInt left=-1, SymInt right=-1, float? scale=None, float softcap=0.0, Tensor? sinks=None, " \
        "Tensor? alibi_slopes=None, bool return_lse=False"
@@ -121,12 +124,18 @@ def _fake(q, shape: tuple, lse_shape: tuple, return_lse: bool):
 def attention(q, k, v, *, out=None, **mask):
     """`autotune.attention` through its operator, its floats cast as autocast asks."""
     q, k, v = _lowered(q, k, v)
+    if _records_under_autocast(q, k, v, mask["sinks"]):
+        return attend(dense.attention, library_of(q), q, k, v, (), None, out=out, **mask)
     return _called("attention", out, (q, k, v), mask, dict(q=q, k=k, v=v))
 
 
 def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, out=None, **mask):
     """`autotune.attention_varlen` through its operator."""
     q, k, v = _lowered(q, k, v)
+    if _records_under_autocast(q, k, v, mask["sinks"]):
+        places = (*(starts.contiguous() for starts in (cu_seqlens_q, cu_seqlens_k)),
+                  longest_of("max_seqlen_q", max_seqlen_q, q.shape[0]), longest_of("max_seqlen_k", max_seqlen_k, k.shape[0]))
+        return attend(varlen.attention_varlen, library_of(q), q, k, v, places, Packed(*places), out=out, **mask)
     inputs = q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     return _called("attention_varlen", out, inputs, mask, dict(q=q, k=k, v=v))
 
@@ -160,11 +169,17 @@ def _called(name: str, out, inputs: tuple, mask: dict, arrays: dict):
     return (result, lse) if mask["return_lse"] else result
 
 
+def _records_under_autocast(q, *others) -> bool:
+    """Whether gradients are recorded and nothing but autocast looks on: casts have theirs, and calls have theirs."""
+    return torch.is_autocast_enabled(q.device.type) and torch.is_grad_enabled() and not torch.compiler.is_compiling() \
+        and not torch._C._len_torch_dispatch_stack() and any(array is not None and array.requires_grad for array in (q, *others))
+
+
 def _refuse_grad(**arrays) -> None:
     for name, array in arrays.items():
         if getattr(array, "requires_grad", False):
-            raise AttentionError(f"{name} requires grad, but autotune's operators record no gradients while torch compiles, exports or "
-                                 f"casts: call under torch.no_grad(), pass {name}.detach(), or leave this call out of the graph")
+            raise AttentionError(f"{name} requires grad, but autotune's operators record no gradients while torch compiles or exports: "
+                                 f"call under torch.no_grad(), pass {name}.detach(), or leave this call out of the graph")
 
 
 def _lowered(*tensors):

@@ -162,17 +162,6 @@ def test_saved_tensors_are_freed_and_watched():
         out.sum().backward()
 
 
-def test_autocast():
-    q, k, v = tensors(torch.float32)
-    with torch.autocast("cuda", torch.bfloat16, enabled=True):
-        if not torch.is_autocast_enabled("cuda"):
-            pytest.skip("this torch has no autocast for cuda")
-        out = attend(q, k, v)
-    assert out.dtype == torch.bfloat16
-    out.sum().backward()
-    assert q.grad.dtype == torch.float32
-
-
 def test_what_has_no_gradient_says_so():
     q, k, v = tensors()
     for keywords, words in ((dict(alibi_slopes=torch.ones(4, requires_grad=True)), "alibi_slopes requires grad"),

@@ -12,6 +12,7 @@ from references import close, plain, qkv  # noqa: E402
 from torch_gpu import fake_torch_gpu, forget_tensors  # noqa: E402, F401
 
 import autotune  # noqa: E402
+from autotune.calls import autograd  # noqa: E402
 from autotune.calls.arguments import AttentionError  # noqa: E402
 from autotune.integrations import ops  # noqa: E402
 
@@ -144,6 +145,25 @@ def test_autocast_lowers_float32(torch_gpu, dtype):
     assert out.dtype == dtype and len(torch_gpu.calls) == 1
     close(out, plain(q, k, v))
     assert autotune.attention(q, k, v).dtype == torch.float32
+
+
+def test_gradients_pass_through_autocast(torch_gpu, monkeypatch):
+    def differentiate(library, q, k, v, out, lse, dout, *_):
+        assert q.dtype == dout.dtype == torch.bfloat16
+        return torch.ones_like(q), 2 * torch.ones_like(k), 3 * torch.ones_like(v), None
+
+    monkeypatch.setattr(autograd.gradients, "differentiate", differentiate)
+    monkeypatch.setattr(autograd, "_must_be_served", lambda *_: None)
+    q, k, v = (array.requires_grad_() for array in qkv(dtype=torch.float32))
+    starts = torch.tensor([0, 2, 5], dtype=torch.int32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = autotune.attention(q, k, v, causal=True)
+        packed = autotune.attention_varlen(q[0], k[0, :5], v[0, :5], starts, starts, 5, 5)
+    close(out.detach(), plain(q.detach(), k.detach(), v.detach(), causal=True))
+    out.sum().backward()
+    assert [float(array.grad.max()) for array in (q, k, v)] == [1, 2, 3] and q.grad.dtype == torch.float32
+    packed.sum().backward()
+    assert float(q.grad.max()) == 2
 
 
 @pytest.mark.parametrize("which", ["q", "sinks", "out"])
