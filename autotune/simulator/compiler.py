@@ -32,6 +32,8 @@ RUNTIME_FLAGS = ("-std=c++17", "-O3", "-fPIE", "-Wall", "-Wextra")
 KERNEL_FLAGS = ("-std=c++17", "-O1", "-fPIE", "-g1", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error", "-Wall",
                 "-Wno-unused-variable", "-Wno-unused-but-set-variable", "-Wno-unused-function", "-Wno-unused-const-variable",
                 "-Wno-psabi")
+# Products and sums become fused multiply-adds, as ptxas makes them: what is rounded once there must be right here, too.
+CONTRACTING = ("-ffp-contract=fast", "-fexpensive-optimizations")
 COMPILE_TIMEOUT_S = 600
 KERNEL_FILES = ("kernel", "kernel.cpp")
 FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG))
@@ -62,30 +64,46 @@ class NoPlace(HostFault):
     """A folder in which no program can be made or executed; another one may do."""
 
 
-def program(source: str, entries: tuple[str, ...]) -> Path:
+@lru_cache(maxsize=1)
+def contracting_flags() -> tuple[str, ...]:
+    """What makes the compiler fuse products into sums. Raises `CompilerMissing` on an x86 processor without FMA."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return CONTRACTING
+    try:
+        features = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        features = "fma"  # not Linux: compilers there target processors that have it
+    if not re.search(r"\bfma\b", features):
+        raise CompilerMissing("the contracting simulator needs a processor with fused multiply-add (FMA), and this one has none")
+    return (*CONTRACTING, "-mfma")
+
+
+def program(source: str, entries: tuple[str, ...], contract: bool = False) -> Path:
     """The executable that simulates a kernel, from the cache folder or compiled.
 
-    `source` is rendered with ptx="host"; `entries` are its kernels, each of one Params. Raises `CompileError`,
+    `source` is rendered with ptx="host"; `entries` are its kernels, each of one Params. `contract` compiles it with fused
+    multiply-adds wherever a sum follows a product, as ptxas does. Raises `CompileError`,
     `CompilerMissing`, and `HostFault` if it can neither be kept in the cache nor in a temporary folder.
     """
     text = _prepare(source, entries)
-    key = _key(*KERNEL_FLAGS, _runtime_key(), text)
+    flags = (*KERNEL_FLAGS, *contracting_flags()) if contract else KERNEL_FLAGS
+    key = _key(*flags, _runtime_key(), text)
     try:
-        return _program(_folder(), key, text)
+        return _program(_folder(), key, text, flags)
     except NoPlace as fault:
         if _folder() == _temporary():
             raise
         cache.tell(_folder(), "simulator", f"simulated kernels are compiled into a temporary folder: {fault}")
-        return _program(_temporary(), key, text)
+        return _program(_temporary(), key, text, flags)
 
 
-def _program(folder: Path, key: str, text: str) -> Path:
+def _program(folder: Path, key: str, text: str, flags: tuple[str, ...]) -> Path:
     """The executable in the folder of all executables. Raises `NoPlace` if this folder is of no use."""
     entry, trust = folder / key, cache.Trust.of(folder.parent)
     kernel = entry / "kernel"
     for _ in range(2):
         if cache.read_entry(entry, KERNEL_FILES, trust) is None:
-            _make(entry, trust, partial(_compile_kernel, text, _runtime_objects(folder, trust)))
+            _make(entry, trust, partial(_compile_kernel, text, flags, _runtime_objects(folder, trust)))
         if os.access(kernel, os.X_OK):
             return kernel
         _require_executable(folder)
@@ -141,9 +159,9 @@ def _prepare(source: str, entries: tuple[str, ...]) -> str:
     return "\n".join([lines, *register, ""])
 
 
-def _compile_kernel(text: str, objects: list[Path], scratch: Path) -> None:
+def _compile_kernel(text: str, flags: tuple[str, ...], objects: list[Path], scratch: Path) -> None:
     (scratch / "kernel.cpp").write_text(text)
-    _run([*compiler(), *KERNEL_FLAGS, f"-I{RUNTIME}", "-c", "kernel.cpp", "-o", "kernel.o"], scratch)
+    _run([*compiler(), *flags, f"-I{RUNTIME}", "-c", "kernel.cpp", "-o", "kernel.o"], scratch)
     _run([*compiler(), "-pie", "kernel.o", *map(str, objects), "-o", "kernel"], scratch)
     (scratch / "kernel.o").unlink()
 

@@ -63,16 +63,17 @@ def host_source(problem: Problem, config: Config) -> str:
 
 
 def simulate(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray, lse: np.ndarray | None, seed: int = 0,
-             timeout_s: float = TIMEOUT_S, source: str | None = None) -> Simulation:
+             timeout_s: float = TIMEOUT_S, source: str | None = None, contract: bool = False) -> Simulation:
     """Launches `config`'s plan on the CPU; `out` (B, Sq, Hq, Dv) and `lse` (B, Hq, Sq) receive what it wrote.
 
     `seed` decides the order of blocks and warps and when asynchronous copies land: 0, 1, 2, ... take the extremes in turn.
-    `source` stands for what `host_source` gives. Raises `CompileError`, `CompilerMissing`,
+    `source` stands for what `host_source` gives; with `contract` products are fused into sums as ptxas does it. Raises `CompileError`, `CompilerMissing`,
     `HostFault`.
     """
     memory = Memory(at_end=bool(seed & 1))
     steps, params = arguments(problem, config, inputs, out, lse, memory)
-    simulation = launch(host_source(problem, config) if source is None else source, steps, memory, params, seed, timeout_s)
+    simulation = launch(host_source(problem, config) if source is None else source, steps, memory, params, seed, timeout_s,
+                        contract)
     if simulation.ok and "tickets" in memory.arrays and memory.arrays["tickets"].any():
         left = Finding("tickets", 0, "", "a launch must leave its tickets at 0, for the next one")
         simulation = replace(simulation, findings=(left,))
@@ -80,13 +81,13 @@ def simulate(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray, 
 
 
 def launch(source: str, steps: Sequence[Step], memory: Memory, params: bytes, seed: int = 0,
-           timeout_s: float = TIMEOUT_S) -> Simulation:
+           timeout_s: float = TIMEOUT_S, contract: bool = False) -> Simulation:
     """Runs the steps of any host source, all with the same `params`, the bytes of its struct Params.
 
     Writable arrays of `memory` receive what it wrote. Raises `CompileError`, `CompilerMissing`,
     `HostFault`.
     """
-    executable = program(source, tuple(dict.fromkeys(step.entry for step in steps)))
+    executable = program(source, tuple(dict.fromkeys(step.entry for step in steps)), contract)
     params_at = memory.add_bytes(params)
     with memory.file() as (arrays, lines):
         job = [*lines, f"seed {seed}", *(_launch(step, params_at) for step in steps), ""]

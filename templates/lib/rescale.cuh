@@ -1,5 +1,15 @@
 // What online softmax asks of a tile of scores, and does to the output, whatever its sums are relative to.
 
+// Probabilities are exp2(fma(score, scale, -reference)), and the reference is a product that was rounded: at the row's maximum that
+// is not 0 but up to half an ulp of the reference, 64 at 2^30, whose power overflows. Beyond LARGE, scores are therefore made
+// differences first, which costs a branch a tile. What overflowed in QK counts as GREATEST, so that it is not inf minus inf.
+constexpr float LARGE = 1 << 20, GREATEST = 3e38f;
+
+DEVICE bool is_large(float reference_log2) { return reference_log2 > LARGE || (reference_log2 < -LARGE && reference_log2 > -GREATEST); }
+
+// A score in log2 units, rounded by itself: never the product of a fused multiply-add.
+DEVICE float in_log2(float score, float scale_log2) { return min_of(GREATEST, multiply_rounded(score, scale_log2)); }
+
 // The maximum of what this lane has of a row. INTEGER_MAX compares three integers at a time, in half as many instructions, and
 // again as floats in the rare lane all of whose scores are negative: their order is another one.
 template <bool INTEGER_MAX = false, int TILES_N> DEVICE float lane_max(const float (&s)[TILES_N][4], int half) {

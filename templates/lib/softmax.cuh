@@ -35,6 +35,7 @@ DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowS
         for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                maximum[m][half] = min_of(GREATEST, maximum[m][half]);
                 float reference = ROWS_MAY_BE_EMPTY && maximum[m][half] == -INF ? 0 : maximum[m][half];
                 rescale.factor[m][half] = exp2_approx((rows.maximum[m][half] - reference) * scale_log2);
                 rows.maximum[m][half] = maximum[m][half];
@@ -52,6 +53,13 @@ DEVICE void exponentiate(float (&s)[TILES_M][TILES_N][4], RowStatistics<TILES_M>
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float reference = ROWS_MAY_BE_EMPTY && rows.maximum[m][half] == -INF ? 0 : rows.maximum[m][half] * scale_log2;
+            if (is_large(reference)) {
+#pragma unroll
+                for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+                    for (int i = half * 2; i < half * 2 + 2; ++i) s[m][n][i] = min_of(GREATEST, s[m][n][i]) - rows.maximum[m][half];
+                reference = 0;
+            }
 #pragma unroll
             for (int n = 0; n < TILES_N; ++n)
 #pragma unroll

@@ -14,7 +14,7 @@ DEVICE void store_warp(const float (&o)[TILES_M][TILES_V][4], const RowStatistic
             if (!block.exists(row)) continue;
             store_row(base + row * PITCH * 4, o[m], head_of(m, half) * TILES_OF_HEAD, half);
             if (c_column() == 0) {
-                statistics.set(2 * row, rows.maximum[m][half] * scale_log2);
+                statistics.set(2 * row, in_log2(rows.maximum[m][half], scale_log2));
                 statistics.set(2 * row + 1, sum);
             }
         }

@@ -5,7 +5,7 @@
 //
 // What probabilities are relative to is kept in log2 units and begins at a finite number below all scores: nothing is ever -inf
 // minus -inf, and no tile asks whether a row has seen a key yet. Row sums stay partial in each lane and are added up at the end.
-constexpr float LOWEST = -3e38f;
+constexpr float LOWEST = -GREATEST;
 
 struct RowStatistics {
     float reference[2] = {LOWEST, LOWEST}, sum[2] = {};
@@ -23,7 +23,7 @@ DEVICE Rescale<1> move_reference(const float (&s)[1][TILES_N][4], RowStatistics&
     if (rescale.needed) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float reference = max_of(rows.reference[half], row_max(maximum[half]) * scale_log2);
+            const float reference = max_of(rows.reference[half], in_log2(row_max(maximum[half]), scale_log2));
             rescale.factor[0][half] = exp2_approx(rows.reference[half] - reference);
             rows.reference[half] = reference;
             rows.sum[half] *= rescale.factor[0][half];
@@ -35,12 +35,22 @@ DEVICE Rescale<1> move_reference(const float (&s)[1][TILES_N][4], RowStatistics&
 // Replaces scores by probabilities relative to the reference, and adds them to the sums.
 template <int TILES_N> DEVICE void exponentiate(float (&s)[1][TILES_N][4], RowStatistics& rows, float scale_log2) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int half = 0; half < 2; ++half) {
+        float reference = rows.reference[half];
+        if (is_large(reference)) {
+            const float inverse = reciprocal_approx(scale_log2);
+#pragma unroll
+            for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+                for (int i = half * 2; i < half * 2 + 2; ++i) s[0][n][i] = (in_log2(s[0][n][i], scale_log2) - reference) * inverse;
+            reference = 0;
+        }
 #pragma unroll
         for (int n = 0; n < TILES_N; ++n)
 #pragma unroll
             for (int i = half * 2; i < half * 2 + 2; ++i) {
-                s[0][n][i] = exp2_approx(s[0][n][i] * scale_log2 - rows.reference[half]);
+                s[0][n][i] = exp2_approx(s[0][n][i] * scale_log2 - reference);
                 rows.sum[half] += s[0][n][i];
             }
+    }
 }

@@ -11,6 +11,9 @@ DEVICE float log2_approx(float x) {
     return y;
 }
 
+// A product that is rounded before anything is added to it: the compiler makes no fused multiply-add of it.
+DEVICE float multiply_rounded(float a, float b) { return __fmul_rn(a, b); }
+
 DEVICE float reciprocal_approx(float x) {  // 1 ulp
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

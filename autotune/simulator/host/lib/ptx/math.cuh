@@ -3,6 +3,7 @@
 DEVICE float flushed(float x) { return std::fabs(x) < 1.17549435e-38f ? std::copysign(0.0f, x) : x; }  // subnormals to 0
 DEVICE float exp2_approx(float x) { return flushed(std::exp2(flushed(x))); }
 DEVICE float log2_approx(float x) { return std::log2(flushed(x)); }
+DEVICE float multiply_rounded(float a, float b) { volatile float product = a * b; return product; }
 DEVICE float reciprocal_approx(float x) { return flushed(1.0f / flushed(x)); }
 
 DEVICE int float_bits(float x) { int bits; memcpy(&bits, &x, 4); return bits; }
