@@ -27,7 +27,8 @@ from autotune.core.gpu import GpuError, detect
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results" / "gpu-tests-h200.yaml"
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
-ALONE = ("test_bench", "test_cli", "test_docs", "test_runtime_gpu", "test_timing", "test_tuner_gpu")  # they time, tune or count
+ALONE = ("compare/test_bench", "cli/test_cli", "repository/test_docs", "device/test_runtime_gpu", "timing/test_timing",
+         "tuner/test_tuner_gpu")  # they time, tune or count
 
 
 def main() -> int:

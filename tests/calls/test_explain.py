@@ -64,7 +64,6 @@ def test_import_is_light_and_names_are_functions():
             "assert spent < 0.3, spent\n"
             "assert not {'cupy', 'torch', 'numpy', 'jinja2', 'optuna', 'yaml'} & set(sys.modules)\n"
             "from autotune import attention, Match, Problem, Config, Gpu, explain, prepare, source, lookup, attention_varlen\n"
-            "import autotune.attention, autotune.lookup, autotune.explain\n"
             "assert callable(autotune.attention) and callable(autotune.lookup) and callable(autotune.explain)\n"
             "assert not {'cupy', 'torch', 'jinja2', 'optuna'} & set(sys.modules)\n"
             "assert set(autotune.__all__) <= set(dir(autotune))\n"

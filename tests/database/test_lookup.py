@@ -321,8 +321,8 @@ def test_a_warm_lookup_costs_under_2_us_with_sizes_that_change(db, monkeypatch, 
 
 
 def test_a_warm_lookup_imports_nothing_of_the_tuner():
-    code = ("import sys; from autotune.lookup import lookup; from autotune.gpu import by_name\n"
-            "from autotune.problem import Problem\n"
+    code = ("import sys; from autotune.database.lookup import lookup; from autotune.core.gpu import by_name\n"
+            "from autotune.core.problem import Problem\n"
             f"lookup(Problem.parse({PROBLEM.text!r}), by_name('nvidia-h200'))\n"
             "print([m for m in ('jinja2', 'optuna', 'torch', 'autotune.tuner', 'autotune.cuda.render') if m in sys.modules])")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

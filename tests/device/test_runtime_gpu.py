@@ -16,7 +16,7 @@ from autotune.check.inputs import make_inputs
 from autotune.calls.plans import UntunedWarning
 from autotune.core.problem import Problem
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::autotune.plans.UntunedWarning")]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::autotune.calls.plans.UntunedWarning")]
 
 
 def test_torchs_current_stream_is_used(cupy, torch):

@@ -17,7 +17,7 @@ from autotune.core.problem import Problem
 from autotune.cuda.render import render
 from autotune.check.verify import verify
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::autotune.plans.UntunedWarning")]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::autotune.calls.plans.UntunedWarning")]
 
 KERNEL = KERNELS["decode_mma"]
 DENSE = "decode-bf16-b2-h16x2-q1-k3000-d64"

@@ -12,7 +12,7 @@ from autotune.kernels.forward.splits import NUM_SPLITS
 from autotune.database.lookup import lookup
 from autotune.check.verify import verify
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::autotune.plans.UntunedWarning")]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::autotune.calls.plans.UntunedWarning")]
 
 KERNEL = KERNELS["forward_wgmma"]
 
