@@ -131,6 +131,9 @@ DEVICE float log2_approx(float x) {
     return y;
 }
 
+// A product that is rounded before anything is added to it: the compiler makes no fused multiply-add of it.
+DEVICE float multiply_rounded(float a, float b) { return __fmul_rn(a, b); }
+
 DEVICE float reciprocal_approx(float x) {  // 1 ulp
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -673,6 +676,16 @@ DEVICE void store_fragments(const SmemTile<ROWS, COLUMNS>& tile, int tile_row, c
 }
 // What online softmax asks of a tile of scores, and does to the output, whatever its sums are relative to.
 
+// Probabilities are exp2(fma(score, scale, -reference)), and the reference is a product that was rounded: at the row's maximum that
+// is not 0 but up to half an ulp of the reference, 64 at 2^30, whose power overflows. Beyond LARGE, scores are therefore made
+// differences first, which costs a branch a tile. What overflowed in QK counts as GREATEST, so that it is not inf minus inf.
+constexpr float LARGE = 1 << 20, GREATEST = 3e38f;
+
+DEVICE bool is_large(float reference_log2) { return reference_log2 > LARGE || (reference_log2 < -LARGE && reference_log2 > -GREATEST); }
+
+// A score in log2 units, rounded by itself: never the product of a fused multiply-add.
+DEVICE float in_log2(float score, float scale_log2) { return min_of(GREATEST, multiply_rounded(score, scale_log2)); }
+
 // The maximum of what this lane has of a row. INTEGER_MAX compares three integers at a time, in half as many instructions, and
 // again as floats in the rare lane all of whose scores are negative: their order is another one.
 template <bool INTEGER_MAX = false, int TILES_N> DEVICE float lane_max(const float (&s)[TILES_N][4], int half) {
@@ -749,7 +762,7 @@ DEVICE void mask_scores(float (&s)[1][TILES_N][4], const Mask& mask, const Work&
 //
 // What probabilities are relative to is kept in log2 units and begins at a finite number below all scores: nothing is ever -inf
 // minus -inf, and no tile asks whether a row has seen a key yet. Row sums stay partial in each lane and are added up at the end.
-constexpr float LOWEST = -3e38f;
+constexpr float LOWEST = -GREATEST;
 
 struct RowStatistics {
     float reference[2] = {LOWEST, LOWEST}, sum[2] = {};
@@ -767,7 +780,7 @@ DEVICE Rescale<1> move_reference(const float (&s)[1][TILES_N][4], RowStatistics&
     if (rescale.needed) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float reference = max_of(rows.reference[half], row_max(maximum[half]) * scale_log2);
+            const float reference = max_of(rows.reference[half], in_log2(row_max(maximum[half]), scale_log2));
             rescale.factor[0][half] = exp2_approx(rows.reference[half] - reference);
             rows.reference[half] = reference;
             rows.sum[half] *= rescale.factor[0][half];
@@ -779,14 +792,24 @@ DEVICE Rescale<1> move_reference(const float (&s)[1][TILES_N][4], RowStatistics&
 // Replaces scores by probabilities relative to the reference, and adds them to the sums.
 template <int TILES_N> DEVICE void exponentiate(float (&s)[1][TILES_N][4], RowStatistics& rows, float scale_log2) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int half = 0; half < 2; ++half) {
+        float reference = rows.reference[half];
+        if (is_large(reference)) {
+            const float inverse = reciprocal_approx(scale_log2);
+#pragma unroll
+            for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+                for (int i = half * 2; i < half * 2 + 2; ++i) s[0][n][i] = (in_log2(s[0][n][i], scale_log2) - reference) * inverse;
+            reference = 0;
+        }
 #pragma unroll
         for (int n = 0; n < TILES_N; ++n)
 #pragma unroll
             for (int i = half * 2; i < half * 2 + 2; ++i) {
-                s[0][n][i] = exp2_approx(s[0][n][i] * scale_log2 - rows.reference[half]);
+                s[0][n][i] = exp2_approx(s[0][n][i] * scale_log2 - reference);
                 rows.sum[half] += s[0][n][i];
             }
+    }
 }
 // Attention sinks: one extra logit per query head that joins the maximum and the denominator of a finished row only.
 

@@ -106,6 +106,9 @@ DEVICE float log2_approx(float x) {
     return y;
 }
 
+// A product that is rounded before anything is added to it: the compiler makes no fused multiply-add of it.
+DEVICE float multiply_rounded(float a, float b) { return __fmul_rn(a, b); }
+
 DEVICE float reciprocal_approx(float x) {  // 1 ulp
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -559,6 +562,16 @@ template <int THREADS, int ROWS, int COLUMNS, typename Element> struct TileLoade
 };
 // What online softmax asks of a tile of scores, and does to the output, whatever its sums are relative to.
 
+// Probabilities are exp2(fma(score, scale, -reference)), and the reference is a product that was rounded: at the row's maximum that
+// is not 0 but up to half an ulp of the reference, 64 at 2^30, whose power overflows. Beyond LARGE, scores are therefore made
+// differences first, which costs a branch a tile. What overflowed in QK counts as GREATEST, so that it is not inf minus inf.
+constexpr float LARGE = 1 << 20, GREATEST = 3e38f;
+
+DEVICE bool is_large(float reference_log2) { return reference_log2 > LARGE || (reference_log2 < -LARGE && reference_log2 > -GREATEST); }
+
+// A score in log2 units, rounded by itself: never the product of a fused multiply-add.
+DEVICE float in_log2(float score, float scale_log2) { return min_of(GREATEST, multiply_rounded(score, scale_log2)); }
+
 // The maximum of what this lane has of a row. INTEGER_MAX compares three integers at a time, in half as many instructions, and
 // again as floats in the rare lane all of whose scores are negative: their order is another one.
 template <bool INTEGER_MAX = false, int TILES_N> DEVICE float lane_max(const float (&s)[TILES_N][4], int half) {
@@ -627,6 +640,7 @@ DEVICE Rescale<TILES_M> move_maximum(const float (&s)[TILES_M][TILES_N][4], RowS
         for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                maximum[m][half] = min_of(GREATEST, maximum[m][half]);
                 float reference = ROWS_MAY_BE_EMPTY && maximum[m][half] == -INF ? 0 : maximum[m][half];
                 rescale.factor[m][half] = exp2_approx((rows.maximum[m][half] - reference) * scale_log2);
                 rows.maximum[m][half] = maximum[m][half];
@@ -644,6 +658,13 @@ DEVICE void exponentiate(float (&s)[TILES_M][TILES_N][4], RowStatistics<TILES_M>
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float reference = ROWS_MAY_BE_EMPTY && rows.maximum[m][half] == -INF ? 0 : rows.maximum[m][half] * scale_log2;
+            if (is_large(reference)) {
+#pragma unroll
+                for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+                    for (int i = half * 2; i < half * 2 + 2; ++i) s[m][n][i] = min_of(GREATEST, s[m][n][i]) - rows.maximum[m][half];
+                reference = 0;
+            }
 #pragma unroll
             for (int n = 0; n < TILES_N; ++n)
 #pragma unroll
@@ -902,7 +923,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
         for (int half = 0; half < 2; ++half) {
             const int row = first_row + m * 16 + half * 8 + c_row();
             const float sink = sink_logit_log2(p.sinks, p.sink_dtype, min_of(done.head(row), p.heads_q - 1));
-            const RowEnd end = finish_row(rows.maximum[m][half] * p.scale_log2, row_sum(rows.sum[m][half]), sink);
+            const RowEnd end = finish_row(in_log2(rows.maximum[m][half], p.scale_log2), row_sum(rows.sum[m][half]), sink);
 #pragma unroll
             for (int d = 0; d < TILES_V; ++d) o[m][d][half * 2] *= end.factor, o[m][d][half * 2 + 1] *= end.factor;
             if (p.lse && done.exists(row) && c_column() == 0)

@@ -106,6 +106,9 @@ DEVICE float log2_approx(float x) {
     return y;
 }
 
+// A product that is rounded before anything is added to it: the compiler makes no fused multiply-add of it.
+DEVICE float multiply_rounded(float a, float b) { return __fmul_rn(a, b); }
+
 DEVICE float reciprocal_approx(float x) {  // 1 ulp
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -369,6 +372,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward_simt(const __gr
         for (int r = 0; r < ROWS_PER_WARP; ++r) {
             const int query = work.query(warp_row + r), key = tiles.first_key(tile) + lane;
             if (tiles.needs_mask(tile) && (key < mask.row_begin(query) || key >= mask.row_end(query))) s[r] = -INF;
+            s[r] = min_of(3e38f, s[r]);  // a product that overflowed is a very large score, not inf minus inf
             const float new_maximum = max_of(maximum[r], warp_max(s[r]));
             const float reference = new_maximum == -INF ? 0 : new_maximum;  // no key so far
             const float factor = exp2_approx((maximum[r] - reference) * p.scale_log2);
