@@ -13,7 +13,7 @@ from autotune.core.problem import Problem
 from autotune.cuda.compile import CompilerMissing
 from autotune.kernels import candidates
 from autotune.simulator import compiler
-from autotune.simulator.job import host_source, simulate
+from autotune.simulator.job import simulate
 
 H200 = by_name("nvidia-h200")
 PROBLEMS = [Problem.parse(text) for text in (
