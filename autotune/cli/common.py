@@ -52,27 +52,40 @@ def add_gpu(parser: argparse.ArgumentParser) -> None:
                         help="a GPU of the catalogue (`autotune gpus` lists them); the default is the GPU at hand")
 
 
-def problems_of(args: argparse.Namespace, decode: bool = False, backward: bool = False) -> list[Problem]:
+def problems_of(args: argparse.Namespace, decode: bool = False, backward: bool = False, models: list | None = None) -> list[Problem]:
     """The problems that `args` name, each once, in the order given. `decode` takes models' decode steps, `backward` the gradients of
     their prompts, not the prompts.
 
+    `models` are `models_of(args)` where the caller has shown them; else what is left out of them is said on stderr.
     Raises `ProblemError`, `ModelError`, `WorkloadError`, or `UsageError` if there is none.
     """
     problems = [Problem.parse(text) for text in args.problem or ()]
-    if (models := _models(args)) or decode or backward:
-        if (decode or backward) and not models:
-            raise UsageError(f"--{'decode' if decode else 'backward'} needs a model, such as --model llama-3-8b")
-        if decode and backward:
-            raise UsageError("--decode and --backward name different problems; give one of them")
-        kind = "decode_problems" if decode else "training_problems" if backward else "problems"
-        problems += [problem for model in models for problem in getattr(model, kind)]
-        if decode and not any(model.decode_problems for model in models):
-            raise UsageError(f"--decode: {models[0].title} decodes over compressed keys, which no kernel here computes")
+    if models is None:
+        models = models_of(args)
+        for model in models:
+            for sentence in model.left_out:
+                print(printable(f"{model.source}: {sentence}"), file=sys.stderr)
+    if (decode or backward) and not models:
+        raise UsageError(f"--{'decode' if decode else 'backward'} needs a model, such as --model llama-3-8b")
+    if decode and backward:
+        raise UsageError("--decode and --backward name different problems; give one of them")
+    kind = "decode_problems" if decode else "training_problems" if backward else "problems"
+    problems += [problem for model in models for problem in getattr(model, kind)]
+    if decode and not any(model.decode_problems for model in models):
+        raise UsageError(f"--decode: {models[0].title} {_why_no_decode(models[0])}")
     if workload := workload_of(args):
         problems += workload.problems
     if not problems:
         raise UsageError(f"name at least one problem, such as {EXAMPLE}, or a model, such as --model llama-3-8b")
     return list(dict.fromkeys(problems))
+
+
+def _why_no_decode(model) -> str:
+    if not any(layers.kind.causal for layers in model.attention):
+        return "is not causal: it reads whole texts and decodes nothing"
+    if any(layers.kind.compressed for layers in model.attention):
+        return "decodes over compressed keys, which no kernel here computes"
+    return "has keys and values of different head dims in its cache, which no kernel here computes"
 
 
 def workload_of(args: argparse.Namespace):
@@ -86,8 +99,8 @@ def workload_of(args: argparse.Namespace):
     return args.workload
 
 
-def _models(args: argparse.Namespace) -> list:
-    """The models that --model and --model-config name. Says on stderr which of their layers are left out."""
+def models_of(args: argparse.Namespace) -> list:
+    """The models that --model and --model-config name. Raises `ModelError`."""
     models = []
     if args.model:
         from ..models.catalogue import by_name as model_by_name, catalogue
@@ -97,9 +110,6 @@ def _models(args: argparse.Namespace) -> list:
         from ..models.hf import read_config
 
         models.append(read_config(args.model_config))
-    for model in models:
-        for sentence in model.left_out:
-            print(printable(f"{model.source}: {sentence}"), file=sys.stderr)
     return models
 
 

@@ -16,7 +16,9 @@ from ..core.gpu import Gpu
 from ..core.imports import interrupts_held
 from ..core.problem import EXAMPLE
 from ..core.tables import microseconds, table, tflops
-from .common import UsageError, add_backward, add_decode, add_gpu, add_lists, gpu_or_stand_in, problems_of
+from . import derived
+from .common import (UsageError, add_backward, add_decode, add_gpu, add_lists, gpu_or_stand_in, models_of, problems_of,
+                     workload_of)
 
 SUMMARY = "find and record the best configuration of problems or of a whole model"
 EFFORTS = ("quick", "full")
@@ -30,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_decode(parser)
     add_backward(parser)
     add_gpu(parser)
+    parser.add_argument("--dry-run", action="store_true",
+                        help="print the layers that a model comes down to, what is left out, and the problems; tune nothing")
     parser.add_argument("--effort", choices=EFFORTS, default="quick",
                         help="quick: at most a minute for each problem; full: up to a quarter of an hour")
     parser.add_argument("--db", choices=("user", "checkout"), default="user",
@@ -37,9 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    models = models_of(args)
+    for model in models:
+        print(derived.model_text(model), end="\n\n")
+    problems = list(dict.fromkeys(problem.simplified() for problem in problems_of(args, args.decode, args.backward, models)))
+    if args.dry_run:
+        if args.workload:
+            print(derived.workload_text(workload_of(args)), end="\n\n")
+        print(derived.problems_text(problems))
+        return 0
     with interrupts_held():  # numpy's threads must not take a Ctrl-C that NVRTC's first compile would make a crash
         import numpy  # noqa: F401
-    problems = list(dict.fromkeys(problem.simplified() for problem in problems_of(args, args.decode, args.backward)))
     gpu, at_hand = gpu_or_stand_in(args.gpu)
     from ..database import view
     from .. import tuner

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Mapping
+from typing import Iterable, Mapping
 
 from ..core.problem import Problem, ProblemError
+from ..core.reading import shown
 
 CATALOGUE = Path(__file__).with_name("models.yaml")
 
@@ -18,7 +19,8 @@ DECODE_STEPS = ("b1-k4096", "b1-k65536", "b8-k8192", "b64-k4096", "b32-k8192-pag
 _STEP = re.compile(r"b(\d+)(?:-q(\d+))?-k(\d+)(?:-page(\d+))?(?:-kv([a-z]\w+))?", re.ASCII)
 
 _MODEL_FIELDS = {"title", "source", "layers", "dtype", "heads_q", "heads_kv", "head_dim", "attention"}
-_LAYER_FIELDS = {"layers", "prefill", "decode", "left", "sinks", "softcap", "alibi"}
+_LAYER_FIELDS = {"layers", "prefill", "decode", "causal", "left", "right", "sinks", "softcap", "alibi",
+                 "heads_q", "heads_kv", "head_dim", "head_dim_v"}  # heads are the model's unless a kind of layer says otherwise
 
 
 class ModelError(ValueError):
@@ -26,21 +28,77 @@ class ModelError(ValueError):
 
 
 @dataclass(frozen=True)
-class AttentionLayers:
-    """One kind of attention layer of a model: how many layers are of it, its window, its problem at each prompt length and at
-    each decode step: none where keys and values have different head dims, as such models decode over compressed keys."""
+class LayerKind:
+    """Layers of a model that attend alike: how many, query and key heads, head dims of keys and of values, and the mask:
+    `left` and `right` are the window's bounds, inclusive, None if there is none; right = 0 is causal.
+
+    `compressed`: keys and values are made of a latent vector, over which the model decodes. `longest` is the most tokens of a
+    sequence where it is not the model's; with `fixed_length` there are always so many, as those of an image.
+    """
 
     name: str
     layers: int
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    head_dim_v: int
+    left: int | None = None
+    right: int | None = 0
+    softcap: float = 0.0
+    alibi: bool = False
+    sinks: bool = False
+    compressed: bool = False
+    longest: int | None = None
+    fixed_length: bool = False
+
+    @property
+    def causal(self) -> bool:
+        return self.right == 0
+
+    @property
+    def features(self) -> str:
+        """What sets these layers apart, for people: "causal, left 127, sinks"."""
+        parts = ["causal" if self.causal else "not causal"]
+        parts += [f"{side} {bound}" for side, bound in (("left", self.left), ("right", self.right)) if bound]
+        parts += [f"softcap {self.softcap:g}"] if self.softcap else []
+        return ", ".join(parts + [name for name in ("alibi", "sinks", "compressed") if getattr(self, name)])
+
+    def problem(self, dtype: str, **sizes) -> Problem:
+        """The problem of one such layer at these sizes. Raises `ProblemError`."""
+        return self.unsized(dtype, **sizes).simplified()
+
+    def unsized(self, dtype: str, **sizes) -> Problem:
+        """The same with its window, even where that hides nothing: for callers who give it other sizes."""
+        return Problem(dtype=dtype, heads_q=self.heads_q, heads_kv=self.heads_kv, head_dim=self.head_dim, head_dim_v=self.head_dim_v,
+                       window_left=self.left, window_right=self.right, softcap=self.softcap, alibi=self.alibi, sinks=self.sinks, **sizes)
+
+
+@dataclass(frozen=True)
+class AttentionLayers:
+    """One kind of attention layer of a model, with its problem at each prompt length and at each decode step: none where keys
+    and values have different head dims, as such models decode over compressed keys, and none where nothing is decoded."""
+
+    kind: LayerKind
     problems: tuple[Problem, ...]
-    left: int | None
     decode: tuple[Problem, ...]
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    @property
+    def layers(self) -> int:
+        return self.kind.layers
+
+    @property
+    def left(self) -> int | None:
+        return self.kind.left
 
 
 @dataclass(frozen=True)
 class Model:
     """A public model's attention. `layers` is the sum over its kinds; `source` says where the shapes come from; `left_out`
-    has a sentence for each kind of layer that is none of these."""
+    has a sentence for each kind of layer that is none of these; `unread` names parts of its file that are models of their own."""
 
     name: str
     title: str
@@ -48,6 +106,7 @@ class Model:
     layers: int
     attention: tuple[AttentionLayers, ...]
     left_out: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -80,7 +139,7 @@ def by_name(name: str) -> Model:
     try:
         return catalogue()[name]
     except KeyError:
-        raise ModelError(f"no model is called {name!r}; known are {', '.join(catalogue())}. "
+        raise ModelError(f"no model is called {shown(name)!r}; known are {', '.join(catalogue())}. "
                          "Any other shape can be tuned with --problem TEXT") from None
 
 
@@ -92,51 +151,52 @@ def problems_of_model(name: str) -> tuple[Problem, ...]:
 def read_model(name: str, entry: Mapping, where: str = CATALOGUE.name) -> Model:
     """A `Model` from its entry in the file `where`. Raises `ModelError` naming the field that is wrong."""
     _require_fields(f"{where}: {name}", entry, _MODEL_FIELDS, _MODEL_FIELDS | {"head_dim_v"})
+    if not isinstance(entry["attention"], Mapping):
+        raise ModelError(f"{where}: {name}: attention is {shown(entry['attention'])}; it must be a mapping of kinds of layers")
     attention = []
     for kind, layer in entry["attention"].items():
         _require_fields(f"{where}: {name}: {kind}", layer, {"layers", "prefill"}, _LAYER_FIELDS)
         try:
-            problems = tuple(_problem(entry, layer, length) for length in layer["prefill"])
-            decode = tuple(_decode_problem(entry, layer, step) for step in layer.get("decode", DECODE_STEPS))
+            attention.append(layers_of_kind(_kind(kind, {**entry, **layer}), entry["dtype"], layer["prefill"],
+                                            layer.get("decode", DECODE_STEPS)))
         except ProblemError as error:
             raise ModelError(f"{where}: {name}: {kind}: {error}") from None
-        attention.append(AttentionLayers(kind, layer["layers"], problems, layer.get("left"),
-                                         decode if _plain_values(entry) else ()))
+        except TypeError:
+            raise ModelError(f"{where}: {name}: {kind}: layers must be an int, prefill and decode lists") from None
     if sum(kind.layers for kind in attention) != entry["layers"]:
         raise ModelError(f"{where}: {name}: its kinds of attention have {sum(k.layers for k in attention)} layers "
                          f"together, but layers says {entry['layers']}")
     return Model(name, entry["title"], entry["source"], entry["layers"], tuple(attention))
 
 
-def _plain_values(entry: Mapping) -> bool:
-    """Whether a cache holds keys and values of one head dim, and not something from which both are made."""
-    return entry.get("head_dim_v", entry["head_dim"]) == entry["head_dim"]
+def _kind(name: str, facts: Mapping) -> LayerKind:
+    head_dim = facts["head_dim"]
+    head_dim_v = facts.get("head_dim_v", head_dim)
+    left, causal = facts.get("left"), facts.get("causal", True)
+    return LayerKind(name, facts["layers"], facts["heads_q"], facts["heads_kv"], head_dim, head_dim_v, left,
+                     0 if causal else facts.get("right"), float(facts.get("softcap", 0)), facts.get("alibi", False),
+                     facts.get("sinks", False), compressed=head_dim_v != head_dim)
 
 
-def _problem(entry: Mapping, layer: Mapping, length: int) -> Problem:
-    """A prompt of `length` tokens: as many keys as queries, causal."""
-    return _of_layer(entry, layer, batch=1, seqlen_q=length, seqlen_k=length)
+def layers_of_kind(kind: LayerKind, dtype: str, lengths: Iterable[int], steps: Iterable[str]) -> AttentionLayers:
+    """`kind` with its problems in prompts of `lengths` tokens and in decode `steps`. Raises `ProblemError`."""
+    problems = tuple(kind.problem(dtype, batch=1, seqlen_q=length, seqlen_k=length) for length in lengths)
+    decodes = kind.causal and kind.head_dim == kind.head_dim_v
+    return AttentionLayers(kind, problems, tuple(_decode_problem(kind, dtype, step) for step in steps) if decodes else ())
 
 
-def _decode_problem(entry: Mapping, layer: Mapping, step: str) -> Problem:
+def _decode_problem(kind: LayerKind, dtype: str, step: str) -> Problem:
     """Some new tokens of each sequence, one if `step` does not say how many, as in ``b32-q4-k8192-page16-kve4m3``."""
     match = _STEP.fullmatch(step) if isinstance(step, str) else None
     if not match:
-        raise ProblemError(f"decode step {step!r} is not bBATCH[-qQUERIES]-kKEYS[-pageSIZE][-kvDTYPE], such as b32-k8192-page16")
+        raise ProblemError(f"decode step {step!r:.60} is not bBATCH[-qQUERIES]-kKEYS[-pageSIZE][-kvDTYPE], such as b32-k8192-page16")
     batch, queries, keys, page_size = (int(number or 0) for number in match.groups()[:4])
-    return _of_layer(entry, layer, op="decode", batch=batch, seqlen_q=queries or 1, seqlen_k=keys, page_size=page_size,
-                     kv="paged" if page_size else "dense", kv_dtype=match[5] or "")
-
-
-def _of_layer(entry: Mapping, layer: Mapping, **sizes) -> Problem:
-    return Problem(dtype=entry["dtype"], heads_q=entry["heads_q"], heads_kv=entry["heads_kv"], head_dim=entry["head_dim"],
-                   head_dim_v=entry.get("head_dim_v", 0), window_left=layer.get("left"), window_right=0,
-                   softcap=float(layer.get("softcap", 0)), alibi=layer.get("alibi", False), sinks=layer.get("sinks", False),
-                   **sizes).simplified()
+    return kind.problem(dtype, op="decode", batch=batch, seqlen_q=queries or 1, seqlen_k=keys, page_size=page_size,
+                        kv="paged" if page_size else "dense", kv_dtype=match[5] or "")
 
 
 def _require_fields(where: str, entry: object, needed: set[str], allowed: set[str]) -> None:
     if not isinstance(entry, Mapping):
-        raise ModelError(f"{where} is {entry!r}; it must be a mapping with {', '.join(sorted(needed))}")
+        raise ModelError(f"{where} is {shown(entry)}; it must be a mapping with {', '.join(sorted(needed))}")
     if wrong := (needed - entry.keys()) | (entry.keys() - allowed):
         raise ModelError(f"{where}: these fields are missing or unknown: {', '.join(sorted(wrong))}")

@@ -24,7 +24,7 @@ def problems_of(model, batches: Iterable[int] = BATCHES, longest: int = LONGEST,
     """The problems of `model`: a name in the catalogue, the path of a config.json, its content, or an object of transformers that
     has it (a config, or a model with one). Every bucket of lengths up to
     `longest` is there, for prompts and for new tokens; of prompts that come in pieces only powers of two. Raises `ModelError`."""
-    layers = [kind.problems[0] for kind in model_of(model).attention]
+    layers = [layers.kind.unsized(layers.problems[0].dtype) for layers in model_of(model).attention]
     if _looks_both_ways(model):
         layers = [replace(layer, window_right=layer.window_left) for layer in layers]
     lengths = buckets(longest)
@@ -64,9 +64,9 @@ def model_of(model) -> Model:
 
 
 def _looks_both_ways(model) -> bool:
-    """Whether a model of transformers is an encoder: its attention modules say so."""
+    """Whether a model of transformers is an encoder: all of its attention modules say so. One that also sees has some."""
     modules = model.modules() if hasattr(model, "modules") else ()
-    return any(getattr(module, "is_causal", None) is False for module in modules)
+    return {module.is_causal for module in modules if isinstance(getattr(module, "is_causal", None), bool)} == {False}
 
 
 def _problems(layer: Problem, batch: int, rows: int, keys: int, page_sizes: tuple[int, ...]) -> Iterable[Problem]:
