@@ -37,7 +37,8 @@ def refusals(problem: Problem, gpu: Gpu) -> dict[str, str]:
 
 def default_config(problem: Problem, gpu: Gpu) -> Config:
     """The config for when nothing is known. Raises `ConfigError` with every kernel's reason if none can serve."""
-    for kernel in candidates(problem, gpu):
+    able = candidates(problem, gpu)
+    for kernel in [kernel for kernel in able if kernel.preferred(problem, gpu)] or able:
         return kernel.default(problem, gpu)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals(problem, gpu).items())
     raise ConfigError(f"no kernel can serve {problem} on {gpu.name}: {reasons}")

@@ -119,6 +119,10 @@ class Kernel:
         """A legal config known to be good without tuning, from the literature; its source stands beside it."""
         raise NotImplementedError
 
+    def preferred(self, problem: Problem, gpu: Gpu) -> bool:
+        """Whether its default comes before those of kernels that follow it in the order."""
+        return True
+
     def adapted(self, problem: Problem, config: Config, gpu: Gpu) -> Config | None:
         """`config`, which was good for a problem of other sizes, with what depends on sizes chosen for those of `problem`; None
         if the default is better than anything of its kind."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..core.config import Config
 from ..kernels import kernel_of
+from ..kernels.backward.base import BackwardKernel
 from ..kernels.decode.base import DecodeKernel
 from ..core.problem import Problem
 
@@ -15,6 +16,8 @@ KEYS_OF_A_TILE = 32  # of kernels that have no parameter for it: a key for each 
 def tile_of(config: Config) -> tuple[int, int]:
     """(rows of a block, keys of a tile). Rows are queries, or for decode kernels queries of all heads of a group."""
     kernel = kernel_of(config)
+    if isinstance(kernel, BackwardKernel):
+        return kernel.block_rows(config)
     if isinstance(kernel, DecodeKernel):
         return kernel.block_rows(config), kernel.tile_keys(config)
     return kernel.block_queries(config), config.values.get("block_n", KEYS_OF_A_TILE)

@@ -100,9 +100,32 @@ class BackwardKernel(Kernel):
 
         return bound
 
+    def block_rows(self, config: Config) -> tuple[int, int]:
+        """(queries of a block that owns dQ, keys of one that owns dK and dV)."""
+        raise NotImplementedError
+
     def grids(self, problem: Problem, config: Config) -> Callable[[int, int, int, bool], tuple[int, ...]]:
         """The grids of `bind`, as a function of (batch, seqlen_q, seqlen_k, sinks)."""
-        raise NotImplementedError
+        heads_q, heads_kv, (query_rows, key_rows) = problem.heads_q, problem.heads_kv, self.block_rows(config)
+
+        def dense(batch, seqlen_q, seqlen_k, sinks):
+            return (-(-seqlen_q // ROWS_PER_BLOCK) * heads_q * batch, -(-seqlen_k // key_rows) * heads_kv * batch,
+                    -(-seqlen_q // query_rows) * heads_q * batch, heads_q if sinks else 0)
+
+        def packed(batch, seqlen_q, seqlen_k, sinks):
+            return (-(-seqlen_q // ROWS_PER_BLOCK) * heads_q + -(-seqlen_k // ROWS_PER_BLOCK) * heads_kv,
+                    varlen.most_blocks(batch, seqlen_k, key_rows) * heads_kv,
+                    varlen.most_blocks(batch, seqlen_q, query_rows) * heads_q, heads_q if sinks else 0)
+
+        return packed if problem.packed else dense
+
+    def typical_grids(self, problem: Problem, config: Config) -> tuple[int, ...]:
+        """Those for the sizes of `problem`; of packed sequences, for such as are usual."""
+        lengths = problem.seqlen_q, problem.seqlen_k
+        if problem.packed:
+            count = max(len(problem.sequences), 1)
+            lengths = tuple(sum(each[n] for each in problem.sequences) * problem.batch // count for n in (0, 1))
+        return self.grids(problem, config)(problem.batch, *lengths, problem.sinks)
 
     def workspaces(self, problem: Problem, batch: int, seqlen_q: int) -> tuple[int, int, int]:
         """float32 values of `stats`, `sink_sums` and, of kernels that have them, `dq_sums`, for these sizes; of packed sequences
@@ -116,28 +139,8 @@ class BackwardKernel(Kernel):
 
 def steps_of(kernel: BackwardKernel, problem: Problem, config: Config, key_threads: int, query_threads: int) -> list[Step]:
     """The launches of kernels that compute dK and dV apart from dQ, with blocks of so many threads."""
-    lengths = problem.seqlen_q, problem.seqlen_k
-    if problem.packed:
-        count = max(len(problem.sequences), 1)
-        lengths = tuple(sum(each[n] for each in problem.sequences) * problem.batch // count for n in (0, 1))
-    rows, keys, queries, sinks = kernel.grids(problem, config)(problem.batch, *lengths, problem.sinks)
+    rows, keys, queries, sinks = kernel.typical_grids(problem, config)
     return [Step("backward_rows", rows, ROWS_THREADS, ROWS_THREADS // WARP_SIZE * 4),
             Step("backward_keys", keys, key_threads, config["key_smem_bytes"]),
             Step("backward_queries", queries, query_threads, config["query_smem_bytes"]),
             Step("backward_sinks", sinks, WARP_SIZE, 0)]
-
-
-def grids_of(problem: Problem, key_rows: int, query_rows: int) -> Callable[[int, int, int, bool], tuple[int, ...]]:
-    """`BackwardKernel.grids` of such kernels, with blocks of so many keys and queries."""
-    heads_q, heads_kv = problem.heads_q, problem.heads_kv
-
-    def dense(batch, seqlen_q, seqlen_k, sinks):
-        return (-(-seqlen_q // ROWS_PER_BLOCK) * heads_q * batch, -(-seqlen_k // key_rows) * heads_kv * batch,
-                -(-seqlen_q // query_rows) * heads_q * batch, heads_q if sinks else 0)
-
-    def packed(batch, seqlen_q, seqlen_k, sinks):
-        return (-(-seqlen_q // ROWS_PER_BLOCK) * heads_q + -(-seqlen_k // ROWS_PER_BLOCK) * heads_kv,
-                varlen.most_blocks(batch, seqlen_k, key_rows) * heads_kv,
-                varlen.most_blocks(batch, seqlen_q, query_rows) * heads_q, heads_q if sinks else 0)
-
-    return packed if problem.packed else dense

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Mapping
+from typing import Mapping
 
 from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
@@ -12,7 +12,7 @@ from ..base import WARP_SIZE, Field, Map, Step
 from ..forward.base import visited_tiles
 from ..forward.wgmma import WARPGROUP_SIZE, _multiply
 from ..limits import registers_exceeded, shared_memory_exceeded
-from .base import ROWS_THREADS, grids_of
+from .base import ROWS_THREADS
 from .mma import PANEL, _tiles
 from .wgmma import GROUP_ROWS, HopperBackward, group_registers, loader_registers
 
@@ -113,17 +113,19 @@ class BackwardFused(HopperBackward):
         return stats, sums, places * problem.heads_q * KEY_QUERIES * problem.head_dim
 
     def plan(self, problem: Problem, config: Config) -> list[Step]:
-        lengths = problem.seqlen_q, problem.seqlen_k
-        if problem.packed:
-            count = max(len(problem.sequences), 1)
-            lengths = tuple(sum(each[n] for each in problem.sequences) * problem.batch // count for n in (0, 1))
-        rows, keys, convert, sinks = self.grids(problem, config)(problem.batch, *lengths, problem.sinks)
+        rows, keys, convert, sinks = self.typical_grids(problem, config)
         return [Step("backward_rows", rows, ROWS_THREADS, ROWS_THREADS // WARP_SIZE * 4),
                 Step("backward_keys", keys, (1 + config["key_groups"]) * WARPGROUP_SIZE, config["key_smem_bytes"]),
                 Step("backward_convert", convert, CONVERT_THREADS, 0), Step("backward_sinks", sinks, WARP_SIZE, 0)]
 
-    def grids(self, problem: Problem, config: Config) -> Callable[[int, int, int, bool], tuple[int, ...]]:
-        return grids_of(problem, config["key_groups"] * GROUP_ROWS, KEY_QUERIES)
+    def block_rows(self, config: Config) -> tuple[int, int]:
+        return KEY_QUERIES, config["key_groups"] * GROUP_ROWS
+
+    def preferred(self, problem: Problem, gpu: Gpu) -> bool:
+        """Where two products less a score are worth more than clearing, adding up and reading 4 bytes for each element of dQ: where
+        queries see some 500 keys on an H200."""
+        products_us = 4 * problem.visible_pairs / max(problem.seqlen_q, 1) / (0.6 * gpu.mma_tflops * 1e6)
+        return products_us > 12 / (0.85 * gpu["bandwidth_gb_s"] * 1e3)
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Clocks of an SM for the tiles, each those of the busier of tensor cores and exp2 with a part of the other, and bytes of the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Mapping
+from typing import Mapping
 
 from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
@@ -11,7 +11,7 @@ from ...core.problem import Problem, Static
 from ..base import WARP_SIZE, Field, Step, resident_blocks
 from ..forward.base import visited_tiles
 from ..limits import block_exceeded, shared_memory_exceeded
-from .base import BACKWARD_FIELDS, BackwardKernel, grids_of, steps_of
+from .base import BACKWARD_FIELDS, BackwardKernel, steps_of
 
 PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once
 
@@ -113,8 +113,8 @@ class BackwardMma(BackwardKernel):
         keys, queries = config["key_rows"] // 16 * config["column_parts"] * WARP_SIZE, config["query_rows"] // 16 * WARP_SIZE
         return steps_of(self, problem, config, keys, queries)
 
-    def grids(self, problem: Problem, config: Config) -> Callable[[int, int, int, bool], tuple[int, ...]]:
-        return grids_of(problem, config["key_rows"], config["query_rows"])
+    def block_rows(self, config: Config) -> tuple[int, int]:
+        return config["query_rows"], config["key_rows"]
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Clocks of an SM for the tiles of both kernels, each those of the busier of tensor cores and shared memory, with what a

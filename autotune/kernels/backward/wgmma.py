@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Mapping
+from typing import Mapping
 
 from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
@@ -12,7 +12,7 @@ from ..base import Field, Map, Step
 from ..forward.base import visited_tiles
 from ..forward.wgmma import MOST_LOADER_REGISTERS, MOST_REGISTERS, WARPGROUP_SIZE, _multiply
 from ..limits import registers_exceeded, shared_memory_exceeded
-from .base import BACKWARD_FIELDS, BackwardKernel, grids_of, steps_of
+from .base import BACKWARD_FIELDS, BackwardKernel, steps_of
 from .mma import PANEL, _tiles
 
 GROUP_ROWS = 64  # M of wgmma
@@ -163,8 +163,8 @@ class BackwardWgmma(HopperBackward):
         threads = [(1 + config[groups]) * WARPGROUP_SIZE for groups in ("key_groups", "query_groups")]
         return steps_of(self, problem, config, *threads)
 
-    def grids(self, problem: Problem, config: Config) -> Callable[[int, int, int, bool], tuple[int, ...]]:
-        return grids_of(problem, key_rows(config.values), config["query_groups"] * GROUP_ROWS)
+    def block_rows(self, config: Config) -> tuple[int, int]:
+        return config["query_groups"] * GROUP_ROWS, key_rows(config.values)
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Clocks of an SM for the tiles of both kernels, each those of the busiest of tensor cores, exp2 and shared memory. Only
