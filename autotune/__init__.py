@@ -15,6 +15,7 @@ _HOMES = {
     "activate": "integrations.sdpa", "restore": "integrations.sdpa", "forbid_compiling": "cuda.forbid",
     "CompilingForbidden": "cuda.forbid",
     "attention": "calls.dense", "attention_varlen": "calls.varlen", "attention_with_kvcache": "calls.kvcache",
+    "write_kvcache": "calls.writing",
     "prepare": "calls.dense", "source": "calls.dense", "AttentionError": "calls.dense", "UntunedWarning": "calls.dense",
     "explain": "calls.explain", "explain_varlen": "calls.explainvarlen", "explain_with_kvcache": "calls.explaincache",
     "stats": "calls.plans", "lookup": "database.lookup", "Match": "database.lookup", "tune": "tuner",

@@ -5,17 +5,24 @@
         torch_gpu.calls                 # what was launched, decoded from Params
 """
 
+import struct
 import warnings
 from functools import cache
+from types import SimpleNamespace
 
 import fake_arrays
+import numpy as np
 import pytest
 import torch
+from fake_cuda import FakeCuda
 
 from autotune.core.problem import Problem
-from autotune.calls import plans
+from autotune.calls import plans, writing
+from autotune.check.numerics import array_dtype, from_float32, to_float32
 from autotune.device import arrays
 from autotune.integrations import ops
+from autotune.kernels.base import params_format
+from autotune.kernels.writing import FIELDS
 
 
 class HostTensors(arrays.TorchArrays):
@@ -49,10 +56,34 @@ class HostGpu(fake_arrays.FakeGpu):
     """Computes every launch for the dtype and sizes that its kernel was compiled for."""
 
     def launchKernel(self, *arguments):
+        image = self.images[arguments[0] // 100 - 1].decode()
+        if image.startswith("write "):
+            FakeCuda.launchKernel(self, *arguments)
+            fields = struct.unpack_from(params_format(FIELDS), self.launches[-1][-1])
+            self.calls.append({"kernel": "cache_write", **dict(zip((field.name for field in FIELDS), fields))})
+            return write_slots(self.calls[-1], *image.split()[1:])
         problem = Problem.parse(self.images[arguments[0] // 100 - 1].decode().split(" ", 1)[0])
         kinds = (problem.kv_dtype,) if problem.op == "decode" else ()
         self.compute = (problem.dtype, problem.head_dim, problem.head_dim_v, *kinds)
         super().launchKernel(*arguments)
+
+
+def write_slots(p: dict, dtype: str, cache_dtype: str, *dims: str) -> None:
+    """What the kernel that writes into caches does, from its Params alone."""
+    slots = fake_arrays._view(p["slots"], (p["tokens"],), (1,), np.dtype(np.int64 if p["wide_slots"] else np.int32))
+    for name, dim in zip("kv", map(int, dims)):
+        new = fake_arrays._view(p[name], (p["tokens"], p["heads"], dim), (p[f"{name}_token_stride"], p[f"{name}_head_stride"], 1),
+                                array_dtype(dtype))
+        pages = fake_arrays._view(p[f"{name}_cache"], (p["slot_count"] // p["page_size"], p["page_size"], p["heads"], dim),
+                                  (p[f"{name}_page_stride"], p[f"{name}_row_stride"], p[f"{name}_cache_head_stride"], 1),
+                                  array_dtype(cache_dtype))
+        of_heads = fake_arrays._view(p[f"{name}_scales"], (p["heads"],), (p[f"{name}_scale_stride"],), np.dtype(np.float32))
+        scale = p[f"{name}_scale"] if of_heads is None else of_heads[:, None]
+        for token, slot in enumerate(slots):
+            if 0 <= slot < p["slot_count"]:
+                row = to_float32(np.ascontiguousarray(new[token]), dtype) / scale
+                pages[slot // p["page_size"], slot % p["page_size"]] = from_float32(np, np.clip(row, -448, 448) if cache_dtype == "e4m3"
+                                                                                    else row, cache_dtype)
 
 
 @cache
@@ -62,6 +93,7 @@ def host_operators():
     for name, run in (("attention", ops.run_attention), ("attention_varlen", ops.run_varlen),
                       ("attention_with_kvcache", ops.run_kvcache)):
         ops.implement(library, name, run, "CPU")
+    library.impl("write_kvcache", ops.without_autocast(ops.run_write), "CPU")
     return library
 
 
@@ -74,12 +106,20 @@ def fake_torch_gpu(monkeypatch):
         monkeypatch.setattr(fake_arrays, "FakeGpu", HostGpu)
         gpu = fake_arrays.install(monkeypatch)
         gpu.tensors = HostTensors()
+        monkeypatch.setattr(writing, "_ready", {})
+        monkeypatch.setattr(writing, "detect", lambda device: fake_arrays.GPU)
+        monkeypatch.setattr(writing, "binary_of", written)
         monkeypatch.setattr(arrays, "_instances", {arrays.TorchArrays: gpu.tensors})
         forget_tensors()
         arrays.know_torch()
         yield gpu
     forget_tensors()
     fake_arrays.forget()
+
+
+def written(write, target):
+    text = f"write {write.dtype} {write.cache_dtype} {write.head_dim} {write.head_dim_v}"
+    return SimpleNamespace(sha256=text, image=text.encode(), target=target)
 
 
 def forget_tensors():

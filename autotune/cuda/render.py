@@ -15,6 +15,7 @@ from ..core.config import Config, Value
 from ..kernels import kernel_of
 from ..kernels.base import Field
 from ..kernels.forward.base import ELEMENTS
+from ..kernels.writing import FIELDS, TEMPLATE, CacheWrite
 from ..core.problem import Static
 
 PACKAGE = Path(__file__).parents[1]
@@ -48,6 +49,15 @@ def render(static: Static, config: Config, target: str, ptx: str = "cuda") -> st
         softcap=static.softcap, alibi=static.alibi,
         mask_header=f"lib/masks/{'packed/' if static.packed else ''}{static.mask}.cuh", target=target,
         **kernel.operands(static, config))
+
+
+def render_write(write: CacheWrite, target: str, ptx: str = "cuda") -> str:
+    """The CUDA source of the kernel that writes into caches, likewise."""
+    constants = [{"type": type, "name": name, "value": _literal(value)} for type, name, value in write.constants]
+    eight_bit = write.cache_dtype == "e4m3"
+    return _environment(ptx).get_template(TEMPLATE).render(
+        element=ELEMENTS[write.dtype], cache_element="e4m3" if eight_bit else ELEMENTS[write.cache_dtype], eight_bit=eight_bit,
+        constants=constants, fields=_fields(FIELDS), target=target)
 
 
 def _fields(fields: tuple[Field, ...]) -> list[dict[str, str]]:

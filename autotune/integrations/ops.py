@@ -17,7 +17,7 @@ from functools import partial, wraps
 
 import torch
 
-from ..calls import dense, kvcache, varlen
+from ..calls import dense, kvcache, varlen, writing
 from ..calls.arguments import window_bounds
 from ..calls.autograd import attend
 from ..calls.gradients import Packed
@@ -38,6 +38,8 @@ SCHEMAS = {
     "attention_with_kvcache": f"({CACHE}, {MASK}) -> (Tensor, Tensor)",
     "attention_with_kvcache_out": f"(Tensor(a!) out, {CACHE}, {MASK}) -> Tensor",
 }
+WRITE = "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, Tensor? k_scale=None, Tensor? v_scale=None, " \
+        "float? k_factor=None, float? v_factor=None) -> ()"
 LIBRARY = torch.library.Library("autotune", "DEF")
 
 
@@ -82,6 +84,12 @@ def run_kvcache(q, k_cache, v_cache, cache_seqlens=None, page_table=None, cu_seq
         v_scale=v_factor if v_scale is None else v_scale, num_splits=num_splits, out=out,
         **_mask(causal, left, right, scale, softcap, sinks, alibi_slopes, return_lse))
     return result if return_lse else (result, _no_lse(q))
+
+
+def run_write(k, v, k_cache, v_cache, slot_mapping, k_scale=None, v_scale=None, k_factor=None, v_factor=None) -> None:
+    """`calls.write_kvcache`, likewise."""
+    writing.write_kvcache(k, v, k_cache, v_cache, slot_mapping, k_scale=k_factor if k_scale is None else k_scale,
+                          v_scale=v_factor if v_scale is None else v_scale)
 
 
 def _mask(causal, left, right, scale, softcap, sinks, alibi_slopes, return_lse) -> dict:
@@ -154,6 +162,13 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens, page_table, cu
     return _called("attention_with_kvcache", out, inputs, mask, dict(q=q, k_cache=k_cache, v_cache=v_cache))
 
 
+def write_kvcache(k, v, k_cache, v_cache, slot_mapping, *, k_scale=None, v_scale=None) -> None:
+    """`autotune.write_kvcache` through its operator."""
+    k_scale, k_factor = _scale(k_scale)
+    v_scale, v_factor = _scale(v_scale)
+    torch.ops.autotune.write_kvcache.default(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, k_factor, v_factor)
+
+
 def _called(name: str, out, inputs: tuple, mask: dict, arrays: dict):
     causal, scale, sinks, slopes = (mask[key] for key in ("causal", "scale", "sinks", "alibi_slopes"))
     if torch.is_grad_enabled():
@@ -206,6 +221,11 @@ def _define() -> None:
         torch.library.register_fake(f"autotune::{name}", fake, lib=LIBRARY)
         torch.library.register_fake(f"autotune::{name}_out", partial(_fake_out, fake), lib=LIBRARY)
         implement(LIBRARY, name, run, "CUDA")
+
+
+    LIBRARY.define(f"write_kvcache{WRITE}", tags=tags)
+    torch.library.register_fake("autotune::write_kvcache", lambda *_, **__: None, lib=LIBRARY)
+    LIBRARY.impl("write_kvcache", without_autocast(run_write), "CUDA")
 
 
 def implement(library: torch.library.Library, name: str, run, key: str) -> None:
