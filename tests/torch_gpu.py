@@ -82,8 +82,8 @@ def write_slots(p: dict, dtype: str, cache_dtype: str, *dims: str) -> None:
         for token, slot in enumerate(slots):
             if 0 <= slot < p["slot_count"]:
                 row = to_float32(np.ascontiguousarray(new[token]), dtype) / scale
-                pages[slot // p["page_size"], slot % p["page_size"]] = from_float32(np, np.clip(row, -448, 448) if cache_dtype == "e4m3"
-                                                                                    else row, cache_dtype)
+                pages[slot // p["page_size"], slot %
+     p["page_size"]] = from_float32(np, np.clip(row, -448, 448) if cache_dtype == "e4m3" else row, cache_dtype)
 
 
 @cache

@@ -21,13 +21,14 @@ _packer = struct.Struct(params_format(FIELDS))
 def write_kvcache(k, v, k_cache, v_cache, slot_mapping, *, k_scale=None, v_scale=None) -> None:
     """Writes k (tokens, Hkv, D) and v (tokens, Hkv, Dv) into the caches (num_pages, page_size, Hkv, D or Dv), in place.
 
-    Token t goes to slot slot_mapping[t], (tokens,) int32 or int64 on the device: place slot % page_size of page slot // page_size. A
-    slot below 0, or beyond the cache, is nobody's. k and v are bfloat16 or float16. A cache has their dtype, or is 8-bit,
-    float8_e4m3fn (with CuPy its bytes, uint8): then it gets k / k_scale and v / v_scale, nearest, and the largest 8-bit float
-    beyond that; a scale is a number, or float32 on the device, one or (Hkv,). Strides are free but for the last, which must be 1, and
-    rows must begin at multiples of 16 bytes.
+    Token t goes to slot slot_mapping[t], (tokens,) int32 or int64 on the device: place slot % page_size of page slot //
+    page_size. A slot below 0, or beyond the cache, is nobody's. k and v are bfloat16 or float16. A cache has their dtype, or
+    is 8-bit, float8_e4m3fn (with CuPy its bytes, uint8): then it gets k / k_scale and v / v_scale, nearest, and the largest
+    8-bit float beyond that; a scale is a number, or float32 on the device, one or (Hkv,). Strides are free but for the last,
+    which must be 1, and rows must begin at multiples of 16 bytes.
 
-    Raises `AttentionError` with what does not fit. While a CUDA graph is captured the kernel must already be loaded: call it once.
+    Raises `AttentionError` with what does not fit. While a CUDA graph is captured the kernel must already be loaded: call it
+    once.
     """
     library = LIBRARIES.get(type(k)) or library_of(k)
     if library is OTHER:
@@ -98,18 +99,21 @@ def _views(library, named: dict) -> dict[str, tuple]:
         size = getattr(array, "itemsize", None) or array.dtype.itemsize
         used = [stride for stride, extent in zip(strides[:-1], shape) if extent > 1]
         if strides[-1] != 1 and shape[-1] > 1 or pointer % 16 or any(stride * size % min(16, 8 * size) for stride in used):
-            raise AttentionError(f"{name} has strides {tuple(strides)} and begins at {pointer % 16} beyond a multiple of 16 bytes; its last "
-                                 "stride must be 1 and its rows must begin at multiples of 16 bytes (8 for an 8-bit cache)")
+            raise AttentionError(
+    f"{name} has strides {tuple(strides)} and begins at {pointer % 16} beyond a multiple of 16 bytes; its last "
+    "stride must be 1 and its rows must begin at multiples of 16 bytes (8 for an 8-bit cache)")
     (_, k_shape, _, k_dtype, _), (_, v_shape, _, v_dtype, _) = views["k"], views["v"]
     (_, k_pages, _, cache_dtype, _), (_, v_pages, _, v_cache_dtype, _) = views["k_cache"], views["v_cache"]
     for name, shape, wanted in (("v", v_shape, (*k_shape[:2], v_shape[2])), ("k_cache", k_pages, (*k_pages[:2], *k_shape[1:])),
                                 ("v_cache", v_pages, (*k_pages[:2], *v_shape[1:]))):
         if tuple(shape) != tuple(wanted):
-            raise AttentionError(f"{name} has shape {tuple(shape)}; with k {tuple(k_shape)} and k_cache {tuple(k_pages)} it must be "
-                                 f"{tuple(wanted)}")
+            raise AttentionError(
+    f"{name} has shape {tuple(shape)}; with k {tuple(k_shape)} and k_cache {tuple(k_pages)} it must be "
+    f"{tuple(wanted)}")
     if v_dtype != k_dtype or v_cache_dtype != cache_dtype:
-        raise AttentionError(f"v is {v_dtype} and k {k_dtype}, v_cache {v_cache_dtype} and k_cache {cache_dtype}; both of a pair must have "
-                             "one dtype")
+        raise AttentionError(
+    f"v is {v_dtype} and k {k_dtype}, v_cache {v_cache_dtype} and k_cache {cache_dtype}; both of a pair must have "
+    "one dtype")
     return views
 
 
@@ -120,8 +124,9 @@ def _slots(library, slot_mapping, tokens: int, device: int) -> tuple[int, int]:
     pointer, shape, strides, dtype, where = library.vector(slot_mapping)
     kind = str(dtype).rpartition(".")[2]
     if tuple(shape) != (tokens,) or kind not in ("int32", "int64") or tokens > 1 and strides[0] != 1:
-        raise AttentionError(f"slot_mapping has shape {tuple(shape)}, dtype {dtype} and strides {tuple(strides)}; it must be ({tokens},) "
-                             "int32 or int64 without gaps")
+        raise AttentionError(
+    f"slot_mapping has shape {tuple(shape)}, dtype {dtype} and strides {tuple(strides)}; it must be ({tokens},) "
+    "int32 or int64 without gaps")
     if where != device:
         raise AttentionError(f"slot_mapping is on device {where} and k on device {device}; all must be on one GPU")
     return int(kind == "int64"), pointer

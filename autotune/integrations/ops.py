@@ -38,7 +38,8 @@ SCHEMAS = {
     "attention_with_kvcache": f"({CACHE}, {MASK}) -> (Tensor, Tensor)",
     "attention_with_kvcache_out": f"(Tensor(a!) out, {CACHE}, {MASK}) -> Tensor",
 }
-WRITE = "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, Tensor? k_scale=None, Tensor? v_scale=None, " \
+WRITE = "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, " \
+        "Tensor? k_scale=None, Tensor? v_scale=None, " \
         "float? k_factor=None, float? v_factor=None) -> ()"
 LIBRARY = torch.library.Library("autotune", "DEF")
 

@@ -34,6 +34,12 @@ def test_transformers(torch_gpu):
     assert run("transformers.md")["text"].shape == (2, 16) and torch_gpu.calls
 
 
+def test_vllm(torch_gpu):
+    names = run("vllm.md")
+    assert names["out"].shape == (3, 32, 64) and names["out"].isfinite().all()
+    assert torch.equal(names["pages_k"][2, :2], names["new_k"][:2]) and torch.equal(names["pages_v"][5, 0], names["new_v"][2])
+
+
 def test_flash_attn(torch_gpu):
     names = run("flash-attn.md")
     assert names["out"].shape == (2, 64, 8, 64) and names["step"].shape == (2, 1, 8, 64)

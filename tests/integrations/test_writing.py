@@ -58,11 +58,27 @@ def test_in_one_graph_with_attention(torch_gpu):
 
 def test_refusals(torch_gpu):
     (k, v), (k_pages, v_pages) = tokens(), pages()
-    for changed, match in ((dict(slot_mapping=SLOTS[:3]), r"slot_mapping has shape \(3,\)"), (dict(slot_mapping=SLOTS.float()), "int32 or int64"),
-                           (dict(v=v[:3]), r"v has shape \(3, 2, 64\)"), (dict(k_cache=k_pages[:, :, :1]), "k_cache has shape"),
-                           (dict(k_cache=k_pages.half(), v_cache=v_pages.half()), "the cache is fp16"),
-                           (dict(k_scale=2.0), "k_scale must be None"), (dict(k=k.float(), v=v.float()), "keys and values are fp32"),
-                           (dict(v_cache=v_pages.half()), "one dtype"), (dict(k=k[0]), "k has shape")):
+    for changed, match in (
+        (dict(slot_mapping=SLOTS[: 3]),
+         r"slot_mapping has shape \(3,\)"),
+        (dict(slot_mapping=SLOTS.float()),
+         "int32 or int64"),
+        (dict(v=v[: 3]),
+         r"v has shape \(3, 2, 64\)"),
+        (dict(k_cache=k_pages[:,:,: 1]),
+         "k_cache has shape"),
+        (dict(k_cache=k_pages.half(),
+              v_cache=v_pages.half()),
+         "the cache is fp16"),
+        (dict(k_scale=2.0),
+         "k_scale must be None"),
+        (dict(k=k.float(),
+              v=v.float()),
+         "keys and values are fp32"),
+        (dict(v_cache=v_pages.half()),
+         "one dtype"),
+        (dict(k=k[0]),
+         "k has shape")):
         arguments = {**dict(k=k, v=v, k_cache=k_pages, v_cache=v_pages, slot_mapping=SLOTS), **changed}
         with pytest.raises(autotune.AttentionError, match=match):
             autotune.write_kvcache(**arguments)

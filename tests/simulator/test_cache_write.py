@@ -23,9 +23,17 @@ def values(shape, dtype, seed):
     return from_float32(np, x, dtype)
 
 
-@pytest.mark.parametrize("dtype, cache_dtype, dims, wide, scales, seed", [
-    ("bf16", "bf16", (64, 64), True, "none", 0), ("fp16", "fp16", (16, 40), False, "none", 1), ("bf16", "e4m3", (64, 64), True, "heads", 2),
-    ("fp16", "e4m3", (24, 8), False, "one", 3), ("bf16", "e4m3", (16, 16), True, "number", 4)])
+@pytest.mark.parametrize("dtype, cache_dtype, dims, wide, scales, seed",
+                         [("bf16", "bf16", (64, 64),
+                           True, "none", 0),
+                          ("fp16", "fp16", (16, 40),
+                           False, "none", 1),
+                          ("bf16", "e4m3", (64, 64),
+                           True, "heads", 2),
+                          ("fp16", "e4m3", (24, 8),
+                           False, "one", 3),
+                          ("bf16", "e4m3", (16, 16),
+                           True, "number", 4)])
 def test_write(dtype, cache_dtype, dims, wide, scales, seed):
     write = CacheWrite(dtype, cache_dtype, *dims)
     packed = values((TOKENS, HEADS, sum(dims) + 8), dtype, seed)
@@ -43,11 +51,19 @@ def test_write(dtype, cache_dtype, dims, wide, scales, seed):
         memory.add(name, array, writable)
     where = memory.address
     lent = where["scales"] if scales in ("heads", "one") else 0
-    strides = {**{f"{n}_{a}": new[n].strides[i] // 2 for n in "kv" for i, a in enumerate(("token", "head"))},
-               **{f"{n}_{a}": caches[n].strides[i] // caches[n].itemsize for n in "kv" for i, a in enumerate(("page", "row", "cache_head"))}}
-    params = struct.pack(params_format(FIELDS), where["k"], where["v"], where["k_cache"], where["v_cache"], where["slots"], lent, lent,
-                         *(strides[name] for name in STRIDES), PAGES * PAGE_SIZE, TOKENS, HEADS, PAGE_SIZE, int(wide),
-                         *(int(scales == "heads"),) * 2, 0.75, 0.75)
+    strides = {**{f"{n}_{a}": new[n].strides[i] //
+    2 for n in "kv" for i, a in enumerate(("token", "head"))}, **{f"{n}_{a}": caches[n].strides[i] //
+     caches[n].itemsize for n in "kv" for i, a in enumerate(("page", "row", "cache_head"))}}
+    params = struct.pack(
+        params_format(FIELDS),
+        where["k"],
+        where["v"],
+        where["k_cache"],
+        where["v_cache"],
+        where["slots"],
+        lent, lent, *(strides[name] for name in STRIDES),
+        PAGES * PAGE_SIZE, TOKENS, HEADS, PAGE_SIZE, int(wide),
+        *(int(scales =="heads"),) *2, 0.75, 0.75)
     simulation = launch(render_write(write, TARGET, "host"), [write.step(TOKENS, HEADS)], memory, params, seed)
     assert simulation.ok, simulation.findings
     divisor = of_heads[:, None] if scales == "heads" else np.float32(0.75 if scales != "none" else 1)
@@ -62,9 +78,13 @@ def test_write(dtype, cache_dtype, dims, wide, scales, seed):
         assert np.array_equal(cache.view(f"u{cache.itemsize}"), expected.view(f"u{cache.itemsize}")), name
 
 
-@pytest.mark.parametrize("write, arch, match", [
-    (CacheWrite("fp32", "fp32", 64, 64), 90, "keys and values are fp32"), (CacheWrite("bf16", "fp16", 64, 64), 90, "the cache is fp16"),
-    (CacheWrite("bf16", "bf16", 60, 64), 90, "multiples of 8"), (CacheWrite("bf16", "e4m3", 64, 64), 80, "compute capability 8.9")])
+@pytest.mark.parametrize(
+    "write, arch, match", [
+        (CacheWrite(
+            "fp32", "fp32", 64, 64), 90, "keys and values are fp32"), (CacheWrite(
+                "bf16", "fp16", 64, 64), 90, "the cache is fp16"), (CacheWrite(
+                    "bf16", "bf16", 60, 64), 90, "multiples of 8"), (CacheWrite(
+                        "bf16", "e4m3", 64, 64), 80, "compute capability 8.9")])
 def test_what_cannot_be_written(write, arch, match):
     assert match in write.reject(arch)
     assert CacheWrite("bf16", "bf16", 64, 128).reject(75) is None
