@@ -156,13 +156,13 @@ def read_model(name: str, entry: Mapping, where: str = CATALOGUE.name) -> Model:
     attention = []
     for kind, layer in entry["attention"].items():
         _require_fields(f"{where}: {name}: {kind}", layer, {"layers", "prefill"}, _LAYER_FIELDS)
+        if type(layer["layers"]) is not int or not isinstance(layer["prefill"], list) or not isinstance(layer.get("decode", []), list):
+            raise ModelError(f"{where}: {name}: {kind}: layers must be an int, prefill and decode lists")
         try:
             attention.append(layers_of_kind(_kind(kind, {**entry, **layer}), entry["dtype"], layer["prefill"],
                                             layer.get("decode", DECODE_STEPS)))
         except ProblemError as error:
             raise ModelError(f"{where}: {name}: {kind}: {error}") from None
-        except TypeError:
-            raise ModelError(f"{where}: {name}: {kind}: layers must be an int, prefill and decode lists") from None
     if sum(kind.layers for kind in attention) != entry["layers"]:
         raise ModelError(f"{where}: {name}: its kinds of attention have {sum(k.layers for k in attention)} layers "
                          f"together, but layers says {entry['layers']}")

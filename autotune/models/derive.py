@@ -79,10 +79,12 @@ def _family(config: Mapping, where: str, parent: Family | None) -> Family:
         raise ModelError(f"{where}: its class is {quoted((architectures or [said])[0], 60)}, whose mask is not known; {OTHERWISE}")
     if said in words.families:
         return words.families[said]
+    if said and (child := next((family for family in words.families.values() if family.parent == said), None)):
+        return child  # such a file without its text_config, or what stands around that
     if not said and architectures and (known := words.of_architecture(architectures[0])):
         return words.families[known]
     if not said and parent:
-        return next((family for family in words.families.values() if family.parent == parent.name), Family(parent.name, known=False))
+        return parent
     return Family(said or (architectures or [""])[0], known=False)
 
 

@@ -40,6 +40,43 @@ def test_each_is_read_right_or_refused(name):
     assert (found == "refused" and entry["refused"] in why) if "refused" in entry else (found == "right"), why
 
 
+# Rows of the public reports, and of which model they tell.
+REPORTS = {
+    "M1": ["google/gemma-4-31b-it"], "M2": ["tiiuae/falcon-7b"], "M3": ["XiaomiMiMo/MiMo-V2-Flash"], "M4": ["databricks/dbrx-base"],
+    "M5": ["nvidia/Llama-3_3-Nemotron-Super-49B-v1"], "M6": ["google-t5/t5-11b", "google/flan-t5-small"],
+    "M7": ["google-bert/bert-base-uncased", "google/vit-base-patch16-224", "google/siglip-base-patch16-224", "answerdotai/ModernBERT-base",
+           "google/embeddinggemma-300m"],
+    "M8": ["meta-llama/Llama-4-Scout-17B-16E"], "M9": ["meta-llama/Llama-3.2-11B-Vision"],
+    "M10": ["hpcai-tech/grok-1", "baichuan-inc/Baichuan2-13B-Chat", "google/recurrentgemma-2b", "EleutherAI/gpt-neo-1.3B",
+            "microsoft/Phi-3-small-8k-instruct"],
+    "M11": ["Qwen/Qwen3-Next-80B-A3B-Instruct", "ai21labs/AI21-Jamba-1.5-Mini", "nvidia/Nemotron-H-8B-Base-8K", "MiniMaxAI/MiniMax-Text-01",
+            "moonshotai/Kimi-Linear-48B-A3B-Instruct", "ibm-ai-platform/Bamba-9B-v2"],
+    "M12": ["deepseek-ai/DeepSeek-OCR"], "M13": ["openbmb/MiniCPM3-4B", "LGAI-EXAONE/EXAONE-4.0-32B", "bigscience/bloom-560m", "Qwen/Qwen2.5-Omni-7B"],
+    "M15": ["meta-llama/Llama-3.1-70B", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-235B-A22B", "mistralai/Mixtral-8x7B-v0.1", "google/gemma-3-1b-it",
+            "google/gemma-3n-E4B-it", "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V2-Lite", "moonshotai/Kimi-K2-Instruct", "zai-org/GLM-4.5"],
+}
+
+
+@pytest.mark.parametrize("number", REPORTS)
+def test_what_was_reported_in_public_is_right(number):
+    for name in REPORTS[number]:
+        found, why = verdict(ALL[name])
+        assert found == ("refused" if "refused" in ALL[name] else "right"), (name, why)
+
+
+def test_the_part_of_a_config_may_stand_alone_or_say_no_type():
+    part = ALL["google/gemma-4-31b-it"]["config"]["text_config"]
+    whole = derive({"model_type": "gemma4", "text_config": part}).kinds
+    untyped = {name: value for name, value in part.items() if name != "model_type"}
+    assert derive(part).kinds == derive({**untyped, "model_type": "gemma4"}).kinds == whole
+    assert derive({"model_type": "gemma4", "text_config": untyped}).kinds == whole
+
+
+def test_what_stands_beside_the_part_is_looked_at_too():
+    with pytest.raises(ModelError, match="attention_chunk_size is 512"):
+        derive(ALL["google/gemma-4-31b-it"]["config"] | {"attention_chunk_size": 512})
+
+
 def places(config, path=()):
     """Every name in a config that a mutation changes: of the top, of its parts and of mappings about attention."""
     for name, value in config.items():

@@ -86,12 +86,30 @@ def test_read_model_takes_each_kind_at_each_length():
         "forward-bf16-b1-h8x2-q256-k256-d64-causal-left31"]
 
 
+def test_a_kind_of_layer_may_have_heads_of_its_own_and_no_causal_mask():
+    kinds = {"global": {"layers": 1, "heads_kv": 4, "head_dim": 128, "prefill": [256]},
+             "both": {"layers": 3, "causal": False, "left": 31, "right": 31, "prefill": [256]}}
+    model = read_model("m", {**ENTRY, "attention": kinds})
+    assert [p.text for p in model.problems] == ["forward-bf16-b1-h8x4-q256-k256-d128-causal", "forward-bf16-b1-h8x2-q256-k256-d64-left31-right31"]
+    assert {p.head_dim for p in model.decode_problems} == {128}  # what is not causal decodes nothing
+
+
+def test_serving_keeps_a_window_that_covers_a_short_prompt():
+    from autotune.models.serving import problems_of
+
+    found = problems_of("mistral-7b", batches=(1,), longest=8192, page_sizes=())
+    assert {p.window_left for p in found if p.op == "forward" and p.seqlen_q == p.seqlen_k == 8192} == {4095}
+
+
 @pytest.mark.parametrize("change, words", [
     ({"layers": 5}, "4 layers together, but layers says 5"),
     ({"heads_kv": 3}, "heads_q must be a multiple of heads_kv"),
     ({"colour": "red"}, "colour"),
     ({"attention": {"causal": {"layers": 4, "prefil": [128]}}}, "prefil"),
     ({"attention": {"causal": None}}, "must be a mapping"),
+    ({"attention": None}, "attention is None; it must be a mapping"),  # F28
+    ({"attention": {"causal": {"layers": 4, "prefill": None}}}, "prefill and decode lists"),
+    ({"attention": {"causal": {"layers": "4", "prefill": [128]}}}, "layers must be an int"),
     ({"attention": {"causal": {"layers": 4, "prefill": [128], "decode": ["b1"]}}}, "m: causal: decode step 'b1' is not bBATCH"),
     ({"attention": {"causal": {"layers": 4, "prefill": [128], "decode": ["b1-k64-kvint8"]}}}, "kv_dtype is 'int8'"),
 ])
