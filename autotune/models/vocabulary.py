@@ -36,7 +36,6 @@ class Family:
     doubled: bool = False
     sinks: bool = False
     alibi: bool = False
-    head_dim_from_hidden: bool = False
     encoder_decoder: bool = False
     tokens: int | None = None  # beside an image's patches
     defaults: Mapping = field(default_factory=dict)
