@@ -106,7 +106,8 @@ def _refuse_beside(config: Mapping, part: str, where: str, family: Family) -> No
 def _stack(config: Mapping, where: str, family: Family) -> Derived:
     """One stack of layers."""
     facts = Facts(where, config, family)
-    facts.integer("heads") if not any(isinstance(config.get(name), list) for name in facts.names("heads")) else None
+    if not any(isinstance(config.get(name), list) for name in facts.names("heads")):
+        facts.integer("heads")  # a file that says none is no model's with attention: said before what else is wrong
     if not _is_causal_model(config, family):
         raise ModelError(f"{where}: a model of type {shown(family.name or 'that it does not say')} is not known here, and no architecture "
                          f"says that it is a causal language model; {OTHERWISE}")
@@ -166,10 +167,10 @@ def _checked(facts: Facts, kind: LayerKind) -> LayerKind:
 def _is_causal(facts: Facts) -> bool:
     causal = facts.flag("causal", facts.family.mask == "causal")
     for name in facts.names("bidirectional"):
-        if facts.get(name) == "all":
-            causal = False
-        elif facts.get(name) != "vision":  # of an image's tokens only, in a prompt
-            causal = causal and not Facts(facts.where, {name: facts.get(name)}, Family("")).flag(name)
+        value = facts.get(name)
+        if value not in (None, True, False, "all", "vision") or isinstance(value, (int, float)) and not isinstance(value, bool):
+            raise facts.error(f"{name} is {quoted(value, 60)}; it must be true, false, all or vision")
+        causal = causal and value not in (True, "all")  # vision: of an image's tokens only, in a prompt
     if facts.family.mask == "full" and facts.config.get("is_decoder") is not None:
         causal = facts.flag("is_decoder")
     return causal

@@ -163,7 +163,7 @@ def _gpt_neo(facts: Facts, name: str, count: int) -> list[str]:
     for entry in facts.items(name, list, "a list of [kinds, times]"):
         if len(entry) != 2 or not isinstance(entry[0], list) or type(entry[1]) is not int or not 0 <= entry[1] * len(entry[0]) <= count:
             raise facts.error(f"{name} has {shown(entry, 60)}; it must be a list of [kinds, times], {count} layers in all")
-        found += [_word(facts, name, kind) if isinstance(kind, str) else _word(facts, name, str(kind)) for kind in entry[0]] * entry[1]
+        found += [_word(facts, name, str(kind)) for kind in entry[0]] * entry[1]
     return _exactly(facts, name, found, count)
 
 
