@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import UsageError, add_backward, add_decode, add_problems, needed_gpu, problems_of, workload_of
+from .common import UsageError, add_backward, add_decode, add_problems, as_called, needed_gpu, problems_of, workload_of
 
 SUMMARY = "time problems, beside other libraries"
 PLOT_FORMATS = (".png", ".svg", ".pdf")
@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = None if args.against in (None, "none") else comparison.peers_of(args.against)
     _check_files(args)
     gpu = needed_gpu("bench times kernels")
+    problems = as_called(problems, gpu)
     peers = chosen if chosen is not None else [] if args.against else installed()
     found = comparison.run(problems, peers, gpu, lambda text: print(text, flush=True), workload and workload.summary,
                            alone=chosen is None)

@@ -88,6 +88,17 @@ def _why_no_decode(model) -> str:
     return "has keys and values of different head dims in its cache, which no kernel here computes"
 
 
+def as_called(problems: list[Problem], gpu: Gpu) -> list[Problem]:
+    """`problems` as calls on `gpu` compute them, each once. Says on stderr which are others than were asked for."""
+    from .. import kernels
+
+    called = {problem: kernels.as_called(problem, gpu) for problem in problems}
+    for problem, other in called.items():
+        if other != problem:
+            print(f"no decode kernel serves {problem}; a call computes it as {other}", file=sys.stderr)
+    return list(dict.fromkeys(called.values()))
+
+
 def workload_of(args: argparse.Namespace):
     """The workload that --workload names, or None. It is read once, as a pipe can be."""
     if args.workload is None:

@@ -17,7 +17,7 @@ from ..core.imports import interrupts_held
 from ..core.problem import EXAMPLE
 from ..core.tables import microseconds, table, tflops
 from . import derived
-from .common import (UsageError, add_backward, add_decode, add_gpu, add_lists, gpu_or_stand_in, models_of, problems_of,
+from .common import (UsageError, add_backward, add_decode, add_gpu, add_lists, as_called, gpu_or_stand_in, models_of, problems_of,
                      workload_of)
 
 SUMMARY = "find and record the best configuration of problems or of a whole model"
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     with interrupts_held():  # numpy's threads must not take a Ctrl-C that NVRTC's first compile would make a crash
         import numpy  # noqa: F401
     gpu, at_hand = gpu_or_stand_in(args.gpu)
+    problems = as_called(problems, gpu)
     from ..database import view
     from .. import tuner
 

@@ -11,7 +11,7 @@ import argparse
 from ..core.config import Config
 from ..core.gpu import Gpu
 from ..core.problem import Problem
-from .common import UsageError, add_gpu, add_problems, gpu_or_stand_in, needed_gpu, problems_of
+from .common import UsageError, add_gpu, add_problems, as_called, gpu_or_stand_in, needed_gpu, problems_of
 from .source import chosen_config
 
 SUMMARY = "check a problem's kernels on the GPU, or on the CPU"
@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
         needed_gpu("verify launches kernels (with --simulate it runs them on the CPU)")
     from ..check import verify
 
+    problems = as_called(problems, gpu)
     work = [(problem, verify.configs(problem, gpu) if args.config is None else [chosen_config(problem, gpu, args.config)])
             for problem in problems]
     check = _simulated if args.simulate else verify.verify

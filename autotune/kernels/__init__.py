@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Mapping
 
 from ..core.config import Config, ConfigError, parse_values
@@ -28,6 +29,16 @@ def kernel_of(config: Config) -> Kernel:
 def candidates(problem: Problem, gpu: Gpu) -> list[Kernel]:
     """The kernels that can serve `problem` on `gpu`, preferred first."""
     return [kernel for kernel in KERNELS.values() if kernel.reject(problem, gpu) is None]
+
+
+def as_called(problem: Problem, gpu: Gpu) -> Problem:
+    """What a call computes for `problem`: itself, or, of decode steps that no decode kernel can serve (a head dim of 512), the
+    forward problem over pages by which `attention_with_kvcache` serves them. That one is verified, timed and recorded then."""
+    if problem.op != "decode" or candidates(problem, gpu):
+        return problem
+    pages = problem.page_size or max(problem.seqlen_k, 1)
+    forward = replace(problem, op="forward", kv="paged", page_size=pages, packed_queries=False)
+    return forward if candidates(forward, gpu) else problem
 
 
 def refusals(problem: Problem, gpu: Gpu) -> dict[str, str]:

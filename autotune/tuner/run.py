@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from ..cuda import compile
 from ..database import view
 from ..core.gpu import Gpu, GpuError, detect, resolve
-from ..kernels import default_config
+from ..kernels import as_called, default_config
 from ..database.lookup import refresh
 from ..core.problem import Problem, as_problems
 from ..database.record import Record
@@ -40,6 +40,7 @@ def tune(problems: list[Problem], gpu: Gpu | str | None, effort: str, root: Path
     if not isinstance(effort, str) or effort not in EFFORTS:
         raise TuneError(f"effort is {effort!r}; allowed are {', '.join(EFFORTS)}")
     gpu, here = _resolve(gpu, device)
+    problems = list(dict.fromkeys(as_called(problem, gpu) for problem in problems))
     for problem in problems:  # say what cannot be done before anything is written
         default_config(problem, gpu)
     compile.nvrtc_version()
