@@ -76,7 +76,7 @@ def main() -> int:
     out = parser.parse_args().out
     verdicts = {name: verdict(entry) for name, entry in configs().items()}
     count = {word: sum(found == word for found, _ in verdicts.values()) for word in ("right", "refused", "wrong")}
-    data = {"summary": {"configs": len(verdicts), **count},
+    data = {"command": "python benchmarks/model_configs.py", "summary": {"configs": len(verdicts), **count},
             "refused": {name: why for name, (found, why) in verdicts.items() if found == "refused"},
             "wrong": {name: why for name, (found, why) in verdicts.items() if found == "wrong"}}
     out.write_text(yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True), encoding="utf-8")
