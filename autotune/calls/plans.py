@@ -14,9 +14,10 @@ from ..device import launch, counters
 from ..device.arrays import AttentionError, is_capturing
 from ..core.gpu import Gpu, detect
 from ..kernels import candidates, kernel_of
-from ..database.lookup import QUICK_TUNE_S, SLOWDOWN_OF_DEFAULT, TIERS, Match, NoKernelError, lookup
+from ..database.lookup import OF_DEFAULT, QUICK_TUNE_S, TIERS, Match, NoKernelError, lookup
 from ..core.problem import Problem, bucket_batch, bucket_length
 
+WORTH_SAYING = 1.05  # bound of the slowdown
 MAX_PLANS = 4096  # a plan is small; its module stays loaded when it goes, for a captured graph may hold it
 
 _plans: dict[tuple, Plan] = {}
@@ -141,7 +142,7 @@ def match_without_maps(problem: Problem, gpu: Gpu) -> Match:
     """The default of the best kernel that reads arrays of any strides. Raises `AttentionError` if there is none."""
     for kernel in candidates(problem, gpu):
         if not kernel.mapped:
-            return Match(kernel.default(problem, gpu), "default", "predicted", problem, gpu, slowdown=1 + SLOWDOWN_OF_DEFAULT)
+            return Match(kernel.default(problem, gpu), "default", "predicted", problem, gpu, None, *OF_DEFAULT)
     raise AttentionError(f"no kernel for {problem} on {gpu.name} reads arrays with strides that are 0 or negative")
 
 
@@ -176,13 +177,13 @@ def _load(match: Match, device: int, capturing: bool, remedy: str = "") -> tuple
 
 def _tell(match: Match) -> None:
     """Says once for each kind of problem and GPU that calls are served by a config that was not tuned for them."""
-    if match.tier == "exact" and match.evidence == "measured" or not match.problem.flops:
+    if match.bound <= WORTH_SAYING or match.tier == "exact" and match.evidence == "measured" or not match.problem.flops:
         return
     kind = match.problem.static, match.gpu.name
     if kind in _told:
         return
     _told.add(kind)
-    slower = f"; expect about {100 * (match.slowdown - 1):.0f} % above a tuned config" if match.slowdown > 1 else ""
+    slower = f"; expect {match.promise} above a tuned config"
     warnings.warn(
         f"autotune: {match.problem} is not tuned on {match.gpu.name}; it runs with a config that is {match.tier}, "
         f"{match.evidence}{slower}. `{match.tune_command}` tunes it in at most {math.ceil(QUICK_TUNE_S / 60)} min. "

@@ -7,10 +7,12 @@ predicted. Ctrl-C keeps what was measured; the same command goes on from there.
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import shutil
 import sys
 from pathlib import Path
+from statistics import mean
 
 from ..core.gpu import Gpu
 from ..core.imports import interrupts_held
@@ -21,7 +23,7 @@ from .common import (UsageError, add_backward, add_decode, add_gpu, add_lists, a
                      workload_of)
 
 SUMMARY = "find and record the best configuration of problems or of a whole model"
-EFFORTS = ("quick", "full")
+EFFORTS = ("instant", "quick", "full")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true",
                         help="print the layers that a model comes down to, what is left out, and the problems; tune nothing")
     parser.add_argument("--effort", choices=EFFORTS, default="quick",
-                        help="quick: at most a minute for each problem; full: up to a quarter of an hour")
+                        help="instant: a final between the few that should be fastest, half a second each; quick: at most a minute for each problem; full: up to a quarter of an hour")
+    parser.add_argument("--cover", action="store_true",
+                        help="not these problems but covers of what they need: for each head dim, mask and source of keys a dozen "
+                        "configs on a grid of problems, so that lookups of any sizes rest on times; half a minute each")
+    parser.add_argument("--part", metavar="I/N", default="1/1", help="with --cover: every N-th cover, beginning with the I-th (1/1)")
+    parser.add_argument("--seconds", type=float, default=math.inf,
+                        help="with --cover: begin no cover after so long; the same command goes on from there")
     parser.add_argument("--db", choices=("user", "checkout"), default="user",
                         help="where winners are recorded: your own database, or this checkout's tuning_db/ (for maintainers)")
 
@@ -58,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     from .. import tuner
 
     root = view.user_root() if args.db == "user" else checkout_root()
+    if args.cover:
+        return cover(problems, gpu, at_hand, root, args)
     records = tuner.tune(problems, gpu=gpu, effort=args.effort, root=root)
     print(report(records))
     if count := passed_over(records, gpu):
@@ -65,6 +75,21 @@ def run(args: argparse.Namespace) -> int:
               "records, of the same problem or one near it")
     print(next_steps(records[0].problem if records else problems[0], gpu, at_hand, args.db))
     return 0 if len(records) == len(problems) else 1
+
+
+def cover(problems, gpu: Gpu, at_hand: bool, root: Path, args: argparse.Namespace) -> int:
+    """`tune --cover`."""
+    if not at_hand:
+        raise UsageError("--cover measures, and the GPU that it is for is not here; run it where the GPU is, without --gpu")
+    first, slash, count = args.part.partition("/")
+    if not (slash and first.isdigit() and count.isdigit() and 1 <= int(first) <= int(count) <= 1000):
+        raise UsageError(f"--part is {args.part!r}; it must be I/N with 1 <= I <= N, such as 2/4")
+    from ..tuner.cover import tune_covers
+
+    found = tune_covers(problems, gpu, root=root, part_of=(int(first), int(count)), seconds=args.seconds)
+    rows = [(one.static.text, len(one.configs), len(one.problems), f"{mean(one.losses):.3f}", f"{max(one.losses):.3f}") for one in found]
+    print(table(("static part", "configs", "problems", "loss", "worst"), rows))
+    return 0
 
 
 def checkout_root() -> Path:

@@ -169,6 +169,11 @@ def nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
+def nvrtc_loaded() -> bool:
+    """Whether this process has loaded NVRTC, which takes a second, so that `nvrtc_version` costs nothing."""
+    return _load_nvrtc.cache_info().currsize > 0
+
+
 _first_use = threading.Lock()
 
 

@@ -65,8 +65,9 @@ class File:
     replaceable: bool = True  # False: not ours to move aside (a newer version's file, or one we may not read)
 
 
-def read(path: Path, wanted: Callable[[GpuKey], bool] = lambda gpu: True) -> File:
-    """What `path` holds; records are parsed only if `wanted(gpu)`. Raises nothing, whatever the file is like."""
+def read(path: Path, wanted: Callable[[GpuKey], bool] = lambda gpu: True, entry: Callable[[str], bool] | None = None) -> File:
+    """What `path` holds; records are parsed only if `wanted(gpu)`, and, in a file laid out as `dump` does it, only those of which
+    `entry(name)`. Raises nothing, whatever the file is like."""
     try:
         text = read_text(path, MAX_BYTES)
         head = _parse(text.partition("\nrecords:")[0])  # a few lines, which spare parsing the files of other GPUs
@@ -74,6 +75,7 @@ def read(path: Path, wanted: Callable[[GpuKey], bool] = lambda gpu: True) -> Fil
             file = _file(path, head)
             if not wanted(file.gpu):
                 return file
+            text = _only(text, entry) if entry else text
         data = _converted(_parse(text))
         file = _file(path, data)
         return _with_entries(file, data) if wanted(file.gpu) else file
@@ -85,6 +87,26 @@ def read(path: Path, wanted: Callable[[GpuKey], bool] = lambda gpu: True) -> Fil
         return File(path, error=f"{path}: {error}", replaceable=False)
     except RecordError as error:
         return File(path, error=f"{path}: {error}")
+
+
+_ENTRY = re.compile(r"^  ([a-z][^\s:]*):$", re.MULTILINE)
+
+
+def _only(text: str, entry: Callable[[str], bool]) -> str:
+    """`text` without the records that are not wanted. All of it if it is not laid out as `dump` does: then YAML must tell."""
+    begin = text.find("\nrecords:\n")
+    if begin < 0:
+        return text
+    begin += len("\nrecords:\n")
+    rest = re.compile(r"^\S", re.MULTILINE).search(text, begin)
+    end = rest.start() if rest else len(text)
+    marks = list(_ENTRY.finditer(text, begin, end))
+    lines = len(re.compile(r"^  \S", re.MULTILINE).findall(text[begin:end]))
+    if not marks or marks[0].start() != begin or lines != len(marks):
+        return text
+    starts = [mark.start() for mark in marks] + [end]
+    kept = "".join(text[starts[n]:starts[n + 1]] for n, mark in enumerate(marks) if entry(mark[1]))
+    return text[:begin] + kept + text[end:] if kept else text[:begin - 1] + " {}\n" + text[end:]
 
 
 class _NewerSchema(Exception):

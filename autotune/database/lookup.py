@@ -1,35 +1,36 @@
-"""From a problem to the best config known for it: `lookup`, which answers with a `Match` that says how good the answer is.
+"""From a problem to the config that is fastest here as far as is known: `lookup`, which answers with a `Match` that says how good
+the answer is.
 
 The answer is a function of the problem's bucket, so that growing lengths stay warm: a warm lookup is one dict access on a
-tuple of plain values, and reads no file. Cold, the records of the search path are ranked: measured before predicted, then
-by tier, then by the slowdown to expect against a config tuned for this very problem.
+tuple of plain values, and reads no file. Cold, a record of the bucket serves if there is one. Else every config of which
+something was measured for this static part, with what follows from sizes chosen for these, is compared by the time to expect
+(`expect`), beside the default.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterator
+import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from . import view
 from ..core.config import Config, ConfigError
 from ..core.gpu import Gpu, detect, resolve
-from ..kernels import KERNELS, default_config
 from ..core.problem import Problem
+from ..kernels import KERNELS, default_config
+from .expect import Expectation, expectations
+from .known import Known, loss_to_expect
 from .record import Record
 
 TIERS = ("exact", "near", "same_arch", "default")
 EVIDENCE = ("measured", "stale", "other_toolkit", "predicted")
 
-# Priors of the expected slowdown, until the database holds enough to fit them. In a public set of 208 tuned forward shapes
-# 4 configs won 155 times, and rows within noise of the winner differ by 0.1 to 2 %: neighbours lose little.
-SLOWDOWN_PER_STEP = 0.02  # a step is a doubling of both lengths
-SLOWDOWN_OTHER_GPU = 0.05
+# (slowdown to expect, its bound) where nothing that was measured says better, in units of the time of a config tuned here.
+OF_EXACT = 1.0, 1.03
+OF_DEFAULT = 1.10, 1.6
+OTHER_GPU = 1.05
 SLOWDOWN_OF_EVIDENCE = {"measured": 0.0, "other_toolkit": 0.02, "stale": 0.05, "predicted": 0.15}
-SLOWDOWN_OF_DEFAULT = 0.10  # where no record of a like problem says better
-RADIUS = 4.0  # steps; records farther away say less than the default, whose tile is known good everywhere
+SUPPORT = 0.02  # weight of what was measured of a config from which on that is evidence
 
 QUICK_TUNE_S = 60  # what `tune --effort quick` takes at most for one problem
 MAX_MATCHES = 4096  # per GPU; a match is small, but lengths and windows come from callers
@@ -46,9 +47,11 @@ class NoKernelError(ValueError):
 class Match:
     """The config to run, and how it is known.
 
-    `problem` is the representative of the bucket that was asked for, `record` the record that the config is from (None for
-    a default), `distance` how far that record's problem is in steps (0: the same bucket), `slowdown` the time to expect in
-    units of the time of a config tuned here (1.0: none to expect).
+    `problem` is the representative of the bucket that was asked for. `record` is the record that the config is from, `source` the
+    first digits of the hash of its source if it is from a cover; both are empty for a default. `slowdown` is the time to expect in
+    units of the time of a config tuned here (1.0: none to expect), `bound` what it stays under for 19 problems of 20. Both come
+    from leaving out what was measured. `expected` is what was expected of the config when it was chosen, None if it was not chosen
+    by that.
     """
 
     config: Config
@@ -57,8 +60,10 @@ class Match:
     problem: Problem
     gpu: Gpu
     record: Record | None = None
-    distance: float = 0.0
     slowdown: float = 1.0
+    bound: float = 1.0
+    source: str = ""
+    expected: Expectation | None = None
 
     @property
     def tune_command(self) -> str:
@@ -68,16 +73,20 @@ class Match:
     def confirmed(self, binary) -> Match:
         """This match with its evidence checked against `binary`, which is today's build of its config.
 
-        A record of another cubin and another source is "stale", or "other_toolkit" if that is because NVRTC differs.
+        What was measured of another cubin and another source is "stale", or "other_toolkit" if that is because NVRTC differs.
         """
         record = self.record
-        if record is None or record.evidence == "predicted":
+        if self.source:
+            same = binary.source_sha256.startswith(self.source) or self.problem.static != self.problem.static.in_bf16
+            evidence = self.evidence if same else "stale"
+        elif record is None or record.evidence == "predicted":
             return self
-        same = record.is_of(binary) if record.problem.static == self.problem.static else self._is_todays_source()
-        evidence = "measured" if same else \
-            "stale" if _minor(binary.nvrtc) == _minor(record.nvrtc) else "other_toolkit"
+        else:
+            same = record.is_of(binary) if record.problem.static == self.problem.static else self._is_todays_source()
+            evidence = "measured" if same else \
+                "stale" if _minor(binary.nvrtc) == _minor(record.nvrtc) else "other_toolkit"
         change = SLOWDOWN_OF_EVIDENCE[evidence] - SLOWDOWN_OF_EVIDENCE[self.evidence]
-        return replace(self, evidence=evidence, slowdown=self.slowdown + change)
+        return replace(self, evidence=evidence, slowdown=self.slowdown + change, bound=self.bound + change)
 
     def _is_todays_source(self) -> bool:
         """Whether templates give the record's source: asked of one of the other 16-bit dtype, whose binary is not built here."""
@@ -85,27 +94,40 @@ class Match:
         from ..cuda.render import render
 
         record, target = self.record, KERNELS[self.config.kernel].target(self.gpu)
+        if KERNELS[record.config.kernel].compile_key(record.config) != KERNELS[self.config.kernel].compile_key(self.config):
+            return False
         return record.source_sha256 == sha256_of(render(record.problem.static, record.config, target))
+
+    @property
+    def promise(self) -> str:
+        """What to expect, as people say it."""
+        return f"about {100 * (self.slowdown - 1):.0f} %, at most {100 * (self.bound - 1):.0f} %"
 
     @cached_property
     def why(self) -> str:
         """A few sentences for people: where the config is from, what to expect, and what would improve it."""
         if not self.problem.flops:
             return f"{self.tier}: no query of {self.problem} sees a key, so there is nothing to compute and nothing to tune."
-        record, percent = self.record, f"{100 * (self.slowdown - 1):.0f} %"
-        if record is None:
-            text = (f"default: no record suits {self.problem} on {self.gpu.name}, so this is the kernel's default. "
-                    f"Expect about {percent} above a config tuned for this problem.")
+        record, expected = self.record, self.expected
+        if self.tier == "exact":
+            text = f"exact, {self.evidence}: {_known(record)} {self.problem}{_doubt(self)}."
+        elif self.tier == "default":
+            text = f"default: nothing measured suits {self.problem} on {self.gpu.name}, so this is the kernel's default."
         else:
-            subject = {"exact": f"{self.problem}", "near": f"{record.problem}, {self.distance:.1f} steps away",
-                       "same_arch": f"{record.problem} on {record.gpu.name}, another GPU of the same arch"}[self.tier]
-            doubt = _DOUBT[self.evidence].format(nvrtc=record.nvrtc)
-            text = f"{self.tier}, {self.evidence}: {_known(record)} {subject}{doubt}."
-            if self.slowdown > 1:
-                text += f" Expect about {percent} above a config tuned for this problem."
+            where = "" if self.tier == "near" else ", on another GPU of the same arch"
+            beside = f"; the nearest that was timed with it is {expected.nearest}" if expected and expected.nearest else ""
+            text = (f"{self.tier}, {self.evidence}: of the configs timed for problems like {self.problem}{where}, this should be "
+                    f"fastest here, {_us(expected.time_us)} us{beside}{_doubt(self)}.")
+        if self.slowdown > 1 or self.bound > OF_EXACT[1]:
+            text += f" Expect {self.promise} above a config tuned for this problem."
         if self.tier != "exact" or self.evidence != "measured":
             text += f" `{self.tune_command}` finds the best (at most {QUICK_TUNE_S} s)."
         return text
+
+
+def _doubt(match: Match) -> str:
+    nvrtc = match.record.nvrtc if match.record else "another version"
+    return _DOUBT[match.evidence].format(nvrtc=nvrtc)
 
 
 _DOUBT = {"measured": "", "predicted": ", never measured", "stale": ", with an older version of the kernel's source",
@@ -165,9 +187,9 @@ def lookup(problem: Problem | str, gpu: Gpu | str | None = None) -> Match:
         return _cold(key, problem, gpu)
 
 
-def ranking(problem: Problem, gpu: Gpu) -> list[Match]:
-    """A match for every record that could serve `problem` on `gpu`, best first: what `lookup` chooses from."""
-    return sorted(_table(gpu).matches_of(problem.simplified().bucketed()), key=_rank)
+def ranking(problem: Problem, gpu: Gpu) -> list[Expectation]:
+    """What to expect of every config that `lookup` compares for `problem` on `gpu`, best first."""
+    return _table(gpu).compared(problem.simplified().bucketed())[0]
 
 
 def refresh() -> None:
@@ -202,7 +224,7 @@ def _cold(key: tuple, problem: Problem, gpu: Gpu | str) -> Match:
     return match
 
 
-# Ranking
+# Choosing
 
 
 class _Table:
@@ -211,93 +233,63 @@ class _Table:
     def __init__(self, gpu: Gpu):
         self.gpu = gpu
         self.matches: dict[tuple, Match] = {}
-        self.views: dict[str, view.View] = {}
+        self._known: dict = {}  # by static part in bf16
 
-    def view(self, op: str) -> view.View:
-        """The records for `op`, read at first use. Complains once of what cannot be used."""
-        if op not in self.views:
-            self.views[op] = opened = view.open_view(self.gpu, op)
-            if opened.complaints:
+    def known(self, problem: Problem) -> Known:
+        """What was measured of a static part, read at first use. Complains of what cannot be used."""
+        static = problem.static.in_bf16
+        if static not in self._known:
+            self._known[static] = known = Known(self.gpu, static)
+            if known.complaints:
                 _log.warning("%d part(s) of the tuning database cannot be used; `autotune db check` says which and why. "
-                             "The first: %s", len(opened.complaints), opened.complaints[0])
-        return self.views[op]
+                             "The first: %s", len(known.complaints), known.complaints[0])
+        return self._known[static]
 
     def best(self, problem: Problem) -> Match:
         """The best match for `problem`, which is simplified and bucketed."""
-        return min(self.matches_of(problem), key=_rank, default=None) or self._default(problem, self.views[problem.op])
+        known = self.known(problem)
+        record = known.exact(problem)
+        if record and record.evidence == "measured":
+            return self._exact(problem, record)
+        found, foreign = self.compared(problem)
+        if record and not known.points and not foreign:
+            return self._exact(problem, record)
+        if not found:
+            self._default(problem)
+            raise AssertionError(f"the default of {problem} is not legal on {self.gpu.name}")
+        chosen = found[0]
+        if chosen.support < SUPPORT and chosen.source is None:
+            return Match(chosen.config, "default", "predicted", problem, self.gpu, None, *OF_DEFAULT, "", chosen)
+        record = chosen.source if isinstance(chosen.source, Record) else None
+        source = chosen.source if isinstance(chosen.source, str) else ""
+        evidence = self._evidence(record.nvrtc if record else known.nvrtc, record.evidence if record else "measured")
+        slowdown, bound = loss_to_expect(known, problem)
+        change = SLOWDOWN_OF_EVIDENCE[evidence]
+        factor = OTHER_GPU if foreign else 1.0
+        return Match(chosen.config, "same_arch" if foreign else "near", evidence, problem, self.gpu, record,
+                     slowdown * factor + change, bound * factor + change, source, chosen)
 
-    def matches_of(self, problem: Problem) -> list[Match]:
-        """A match for every record that could serve; those of other GPUs only if nothing measured on this one does."""
-        view = self.view(problem.op)
-        own = list(self._of(problem, view.records, False))
-        if all(match.evidence == "predicted" for match in own):
-            own += self._of(problem, view.same_arch, True)
-        return own
+    def compared(self, problem: Problem) -> tuple[list[Expectation], bool]:
+        """(what to expect of every config, whether only what was measured on other GPUs speaks)."""
+        known, default = self.known(problem), self._default(problem)
+        foreign = not known.points and bool(known.foreign_points)
+        points, configs = (known.foreign_points, known.foreign_configs) if foreign else (known.points, known.configs)
+        return expectations(problem, self.gpu, points, configs, default), foreign
 
-    def _of(self, problem: Problem, records: tuple[Record, ...], foreign: bool) -> Iterator[Match]:
-        """A match for each record near enough whose config is legal here, and no worse than a default for sizes like these."""
-        for record in records:
-            representative = record.problem.simplified().bucketed()
-            if representative.static.in_bf16 != problem.static.in_bf16:
-                continue
-            steps = 0.0 if representative == problem else distance(representative, problem, self.gpu.sms)
-            kernel = KERNELS[record.config.kernel]
-            if steps > RADIUS or kernel.reject(problem, self.gpu) or kernel.illegal(problem.static, record.config, self.gpu):
-                continue
-            config = record.config if representative == problem else kernel.adapted(problem, record.config, self.gpu)
-            if config is None:
-                continue
-            evidence = record.evidence
-            if evidence == "measured" and (here := _toolkit_here()) and _minor(record.nvrtc) != here:
-                evidence = "other_toolkit"
-            tier = "same_arch" if foreign else "near" if representative != problem else "exact"
-            slowdown = 1 + SLOWDOWN_PER_STEP * steps + SLOWDOWN_OF_EVIDENCE[evidence] + (SLOWDOWN_OTHER_GPU if foreign else 0)
-            yield Match(config, tier, evidence, problem, self.gpu, record, steps, slowdown)
+    def _exact(self, problem: Problem, record: Record) -> Match:
+        evidence = self._evidence(record.nvrtc, record.evidence)
+        change = SLOWDOWN_OF_EVIDENCE[evidence]
+        return Match(record.config, "exact", evidence, problem, self.gpu, record, OF_EXACT[0] + change, OF_EXACT[1] + change)
 
-    def _default(self, problem: Problem, view: view.View) -> Match:
+    def _evidence(self, nvrtc: str, evidence: str) -> str:
+        other = evidence == "measured" and nvrtc and (here := _toolkit_here()) and _minor(nvrtc) != here
+        return "other_toolkit" if other else evidence
+
+    def _default(self, problem: Problem) -> Config:
         try:
-            config = default_config(problem, self.gpu)
+            return default_config(problem, self.gpu)
         except ConfigError as error:
             raise NoKernelError(str(error)) from None
-        like = [record for record in view.records if record.speedup and record.problem.static.in_bf16 == problem.static.in_bf16]
-        like.sort(key=lambda record: distance(record.problem, problem, self.gpu.sms))
-        nearest = next((record for record in like if distance(record.problem, problem, self.gpu.sms) <= RADIUS and
-                        record.default_config == _default_of(record, self.gpu)), None)
-        slowdown = max(1.0, nearest.speedup) if nearest else 1 + SLOWDOWN_OF_DEFAULT
-        return Match(config, "default", "predicted", problem, self.gpu, None, 0.0, slowdown)
-
-
-def _default_of(record: Record, gpu: Gpu) -> Config | None:
-    """The default of a record's problem as it is today; records keep the one that they were compared with."""
-    try:
-        return default_config(record.problem, gpu)
-    except ConfigError:
-        return None
-
-
-def _rank(match: Match) -> tuple:
-    return (match.evidence == "predicted", TIERS.index(match.tier), match.slowdown, match.distance,
-            match.record.problem != match.problem, match.record.problem.text, match.config.text)
-
-
-def distance(a: Problem, b: Problem, sms: int) -> float:
-    """How unlike two problems of one static part, or of two that differ in which 16 bits they take, are, in steps; one step is a
-    doubling of both lengths. A metric."""
-    return sum(abs(x - y) for x, y in zip(_features(a, sms), _features(b, sms)))
-
-
-def _features(problem: Problem, sms: int) -> tuple[float, ...]:
-    """Coordinates that choose a config, each in doublings times its weight. Sizes that fill the GPU many times over are alike."""
-    def log2(value: float) -> float:
-        return math.log2(max(value, 1))
-
-    rows = problem.batch * problem.heads_q * problem.seqlen_q
-    keys = problem.visible_pairs / max(problem.seqlen_q, 1)
-    windows = (0.0 if width is None else log2(width + 1) for width in (problem.window_left, problem.window_right))
-    return (0.5 * log2(min(rows, sms * 128 * 8)),  # blocks: below 8 waves of 128 rows the last wave counts
-            0.5 * log2(problem.seqlen_q), 0.5 * log2(keys),
-            0.25 * log2(problem.group), *(0.25 * width for width in windows),
-            0.25 * log2(problem.page_size), 0.1 * problem.sinks, 0.1 * (problem.dtype == "fp16"))
 
 
 def _minor(version: str) -> str:
@@ -306,10 +298,9 @@ def _minor(version: str) -> str:
 
 
 def _toolkit_here() -> str:
-    """Minor version of the NVRTC here, "" if there is none (then nothing can be compiled, and no record is to blame)."""
-    from ..cuda import compile
-
+    """Minor version of the NVRTC here, "" if none was loaded so far: that takes a second, and `Match.confirmed` knows it anyway."""
+    compile = sys.modules.get(f"{__package__.partition('.')[0]}.cuda.compile")
     try:
-        return _minor(compile.nvrtc_version())
+        return _minor(compile.nvrtc_version()) if compile and compile.nvrtc_loaded() else ""
     except compile.CompilerMissing:
         return ""

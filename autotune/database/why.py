@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ..kernels import KERNELS, kernel_of
-from .lookup import RADIUS, Match, ranking
+from .expect import Expectation
+from .lookup import Match, ranking
 
 TIERS = {
     "exact": "a record of this problem's bucket of sizes on this GPU",
-    "near": "a record of another problem on this GPU, with the same head dims and mask, and the same dtype or another of 16 bits",
-    "same_arch": "a record of another GPU of the same architecture",
-    "default": "no record helps, so this is the default of the first kernel that can serve it",
+    "near": "the config with the least time to expect of those timed on this GPU for the same head dims and mask",
+    "same_arch": "the same of those timed on other GPUs of the same architecture",
+    "default": "nothing that was measured helps, so this is the default of the first kernel that can serve it",
 }
 EVIDENCE = {
     "measured": "timed on the GPU",
@@ -17,7 +18,7 @@ EVIDENCE = {
     "other_toolkit": "timed with another version of NVRTC than the one here",
     "predicted": "never timed: an estimate from what the compiler said, or no record at all",
 }
-SHOWN = 3  # other records that might have served
+SHOWN = 3  # runners-up
 
 
 def passed_over(match: Match) -> dict[str, str]:
@@ -45,17 +46,24 @@ def _cuts(match: Match) -> list[str]:
 def lines(match: Match) -> list[tuple[str, str]]:
     """(name, text) for each thing to know about `match`, most telling first."""
     evidence = EVIDENCE[match.evidence]
-    if match.evidence == "measured" and match.record.problem.static == match.problem.static:
+    if match.evidence == "measured" and (match.source or match.record.problem.static == match.problem.static):
         evidence += ", and the config compiles to the same machine code today"
     rows = [("tier", f"{match.tier}: {TIERS[match.tier]}"), ("evidence", f"{match.evidence}: {evidence}")]
-    if match.record:
-        rows.append(("distance", f"{match.distance:.2f} steps, each a doubling of both lengths; records beyond {RADIUS:g} "
-                                 "do not count"))
-    rows.append(("slowdown", f"{100 * (match.slowdown - 1):.0f} % above a config tuned for this problem is to be expected"))
+    if match.expected:
+        rows.append(("expected", _expected(match.expected)))
+    rows.append(("slowdown", f"{match.promise} above a config tuned for this problem is to be expected"))
     rows += [("refused", f"{name}: {reason}") for name, reason in passed_over(match).items()]
     if match.problem.op == "decode":
         rows += [("splits", text) for text in _cuts(match)]
-    others = [other for other in ranking(match.problem, match.gpu) if other.record is not match.record]
-    rows += [("next", f"{other.tier}, {other.evidence}, {other.distance:.2f} steps: {other.record.problem} with {other.config}")
-             for other in others[:SHOWN]]
+    others = [other for other in ranking(match.problem, match.gpu) if other.config != match.config]
+    rows += [("next", f"{_expected(other)}: {other.config}") for other in others[:SHOWN]]
     return rows
+
+
+def _expected(expectation: Expectation) -> str:
+    """Time, where it is from, and what is charged for doubt."""
+    doubt = expectation.charged_us / expectation.time_us - 1
+    timed = f"timed on {expectation.nearest} and others, weight {expectation.support:.2f}" if expectation.nearest else \
+        "never timed on a problem like this"
+    return (f"{expectation.time_us:.4g} us (its own account says {expectation.account_us:.4g}; {timed}), and {100 * doubt:.1f} % "
+            "for doubt")

@@ -89,6 +89,7 @@ class Kernel:
     rules: tuple[Rule, ...]  # each returns why a config is illegal, or None
     fields: tuple[Field, ...]  # of Params, in order
     min_arch: int
+    sized: tuple[str, ...] = ()  # launch parameters that follow from sizes: what `fitted` chooses
 
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:
         """Why this kernel cannot serve `problem` on `gpu`, or None."""
@@ -123,9 +124,8 @@ class Kernel:
         """Whether its default comes before those of kernels that follow it in the order."""
         return True
 
-    def adapted(self, problem: Problem, config: Config, gpu: Gpu) -> Config | None:
-        """`config`, which was good for a problem of other sizes, with what depends on sizes chosen for those of `problem`; None
-        if the default is better than anything of its kind."""
+    def fitted(self, problem: Problem, config: Config, gpu: Gpu) -> Config:
+        """`config` with those launch parameters that follow from sizes chosen for the sizes of `problem`."""
         return config
 
     def plan(self, problem: Problem, config: Config) -> list[Step]:
@@ -153,6 +153,15 @@ class Kernel:
         raise NotImplementedError
 
     # What follows is the same for every kernel.
+
+    def account_us(self, problem: Problem, config: Config, gpu: Gpu) -> float:
+        """`estimate_us` before compiling: with as many registers as a thread can have at most."""
+        threads = max(step.block for step in self.plan(problem, config))
+        return self.estimate_us(problem, config, gpu, min(255, gpu["registers_per_sm"] // threads))
+
+    def family(self, config: Config) -> tuple:
+        """What of `config` does not follow from sizes: what was measured of one of a family is evidence of all."""
+        return self.name, tuple([pair for pair in config.items if pair[0] not in self.sized])
 
     def config(self, static: Static, values: Mapping[str, Value]) -> Config:
         """The config with these searched values, of which those with a value for configs without them may be missing, and the

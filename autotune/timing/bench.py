@@ -84,6 +84,7 @@ class Bench:
         import cupy
 
         self.problem, self.gpu, self.graph = problem, gpu, uses_graph(problem, gpu)
+        self.warm_up_us = WARM_UP_US
         count = set_count(problem, gpu)
         self.sets = list((_gradient_sets if problem.op == "backward" else _sets)(problem, count, seed, sequences))
         self.stream = cupy.cuda.Stream(non_blocking=True)
@@ -196,7 +197,7 @@ class _Sampler:
                 self._call = self._captured() if candidate.capturable else self._enqueue
             if not candidate.capturable:
                 self.policy = f"queue over {self._sets} input sets"
-        while warm < WARM_UP_US:
+        while warm < bench.warm_up_us:
             warm += max(self._elapsed(), 1.0)
 
     def sample(self) -> float:

@@ -54,7 +54,7 @@ def tune(problems: list[Problem], gpu: Gpu | str | None, effort: str, root: Path
     try:
         if here:
             progress = Progress(len(problems), EFFORTS[effort].seconds, stream)
-            with _lock_of(device, progress), Worker(EVALUATOR, {"device": device}) as worker:
+            with lock_of(device, progress), Worker(EVALUATOR, {"device": device}) as worker:
                 worker.start()
                 session = Session(gpu, EFFORTS[effort], worker, Builder(gpu), progress, trials_root)
                 _measure(session, problems, root, keep)
@@ -97,7 +97,7 @@ def _resolve(gpu: Gpu | str | None, device: int) -> tuple[Gpu, bool]:
         return gpu, False
 
 
-class _lock_of:
+class lock_of:
     """One tune at a time on a GPU: two would poison each other's timings. Waits, and says so."""
 
     def __init__(self, device: int, progress: Progress):

@@ -7,7 +7,7 @@ from typing import Sequence
 from ..core.config import Config
 from ..core.gpu import Gpu
 from ..kernels.base import Kernel
-from ..database.lookup import distance
+from ..database.expect import distance
 from ..core.problem import Problem
 from ..database.record import Record
 from .search import diverse
@@ -26,8 +26,8 @@ def seeds(kernel: Kernel, problem: Problem, gpu: Gpu, space: Sequence[Config], r
     not in `space` are for the search to drop."""
     default = kernel.default(problem, gpu)
     near = sorted((r for r in records if r.problem.static.in_bf16 == problem.static.in_bf16 and r.config.kernel == kernel.name),
-                  key=lambda r: (distance(r.problem, problem, gpu.sms), r.problem.text))
-    winners = [kernel.adapted(problem, record.config, gpu) or record.config for record in near]
+                  key=lambda r: (distance(r.problem, problem, gpu), r.problem.text))
+    winners = [kernel.fitted(problem, record.config, gpu) for record in near]
     winners = list(dict.fromkeys(winners))[:NEIGHBOURS]
     return list(dict.fromkeys([*winners, default, *predicted(kernel, problem, gpu, space, count)]))
 
@@ -39,15 +39,9 @@ def predicted(kernel: Kernel, problem: Problem, gpu: Gpu, space: Sequence[Config
     launch = {(p.name, default[p.name]) for p in kernel.parameters if p.kind == "launch" and not p.derived and not p.needs}
     skeletons = [config for config in space if launch.issubset(config.items)]
     changes = {config: sum(config[name] != value for name, value in default.items) for config in skeletons}
-    guesses = {config: round(guess_us(kernel, problem, config, gpu), 3) for config in skeletons}
+    guesses = {config: round(kernel.account_us(problem, config, gpu), 3) for config in skeletons}
     ranked = sorted(skeletons, key=lambda config: (guesses[config], changes[config], config.text))
     return diverse(ranked, count, kernel.parameters, APART)
-
-
-def guess_us(kernel: Kernel, problem: Problem, config: Config, gpu: Gpu) -> float:
-    """`estimate_us` before compiling: with as many registers as a thread can have at most."""
-    threads = max(step.block for step in kernel.plan(problem, config))
-    return kernel.estimate_us(problem, config, gpu, min(255, gpu["registers_per_sm"] // threads))
 
 
 def worthwhile(kernels: Sequence[Kernel], problem: Problem, gpu: Gpu) -> dict[Kernel, int]:
@@ -56,7 +50,7 @@ def worthwhile(kernels: Sequence[Kernel], problem: Problem, gpu: Gpu) -> dict[Ke
     for kernel in kernels:
         top = predicted(kernel, problem, gpu, kernel.space(problem, gpu), 1)
         if top:
-            best[kernel] = guess_us(kernel, problem, top[0], gpu)
+            best[kernel] = kernel.account_us(problem, top[0], gpu)
     least = min(best.values(), default=0.0)
     return {kernel: PREDICTED if guess <= OUTSIDER * least else OUTSIDER_PREDICTED
             for kernel, guess in best.items() if guess <= HOPELESS * least}

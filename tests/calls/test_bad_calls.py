@@ -81,9 +81,9 @@ def test_a_config_in_either_form_gives_the_same_source():
 
 
 @pytest.mark.parametrize("keywords, words", [
-    (dict(effort="huge"), "effort is 'huge'; allowed are quick, full"),
+    (dict(effort="huge"), "effort is 'huge'; allowed are instant, quick, full"),
     (dict(effort=None), "effort is None; allowed are"),
-    (dict(effort=["quick"]), "allowed are quick, full"),
+    (dict(effort=["quick"]), "allowed are instant, quick, full"),
     (dict(gpu=None, device="cuda:0"), "device is 'cuda:0'; it must be the index of a CUDA device"),
 ])
 def test_what_tune_cannot_mean(refused, keywords, words):

@@ -6,7 +6,7 @@ import importlib
 
 import numpy as np
 from fake_arrays import GPU, Tensor, fake_gpu, qkv, random  # noqa: F401 (a fixture)
-from test_lookup import H200, db, record  # noqa: F401 (a fixture)
+from test_lookup import H200, LEGAL, db, record  # noqa: F401 (a fixture)
 
 import autotune
 from autotune.calls import plans
@@ -36,19 +36,21 @@ def test_kernels_that_are_preferred_but_do_not_run_have_a_reason():
 
 def test_lines_of_a_default_name_tier_evidence_and_slowdown():
     lines = dict(why.lines(autotune.lookup(PROBLEM, GPU)))
-    assert lines["tier"].startswith("default: no record helps") and lines["evidence"].startswith("predicted: never timed")
-    assert "10 % above" in lines["slowdown"] and "distance" not in lines and "next" not in lines
+    assert lines["tier"].startswith("default: nothing that was measured helps") and lines["evidence"].startswith("predicted: never timed")
+    assert "10 %, at most 60 % above" in lines["slowdown"] and "never timed" in lines["expected"] and "next" not in lines
 
 
-def test_lines_of_a_record_name_its_distance_and_what_came_next(db):  # noqa: F811
-    db(record("forward-bf16-b1-h32x8-q8192-k8192-d128-causal"), record("forward-bf16-b1-h32x8-q4096-k4096-d128-causal"),
-       record("forward-bf16-b1-h32x8-q1024-k1024-d128-causal", evidence="predicted"))
-    lines = why.lines(lookup.lookup(Problem.parse("forward-bf16-b1-h32x8-q6144-k6144-d128-causal"), H200))
+def test_lines_of_a_near_match_say_what_was_expected_and_what_came_next(db):  # noqa: F811
+    facts = dict(default_config=lookup.default_config(lookup.Problem.parse("forward-bf16-b1-h32x8-q8192-k8192-d128-causal"), H200),
+                 default_time_us=900.0)
+    db(record("forward-bf16-b1-h32x8-q8192-k8192-d128-causal", **facts),
+       record("forward-bf16-b1-h32x8-q4096-k4096-d128-causal", config=LEGAL[1], **facts))
+    lines = why.lines(lookup.lookup(Problem.parse("forward-bf16-b1-h32x8-q7168-k7168-d128-causal"), H200))
     named = dict(lines)
-    assert named["tier"].startswith("near: a record of another problem") and "0.4" in named["distance"]
+    assert named["tier"].startswith("near: the config with the least time to expect") and "us (its own account" in named["expected"]
+    assert "timed on forward-bf16-b1-h32x8-q8192-k8192-d128-causal" in named["expected"]
     following = [text for name, text in lines if name == "next"]
-    assert [text.split(":")[0].split(",")[:2] for text in following] == [["near", " measured"], ["near", " predicted"]]
-    assert "q4096-k4096" in following[0] and "q1024-k1024" in following[1]
+    assert following and all("for doubt: forward_wgmma" in text for text in following)
 
 
 def test_decode_says_how_keys_are_cut():
@@ -88,5 +90,5 @@ def test_dropped_plans_keep_their_count(gpu, monkeypatch):
 
 def test_explain_says_what_tier_and_evidence_mean(gpu):
     text = str(autotune.explain(*qkv(), causal=True))
-    assert "tier     default: no record helps" in text and "evidence predicted: never timed" in text
+    assert "tier     default: nothing that was measured helps" in text and "evidence predicted: never timed" in text
     assert kernel_of(autotune.explain(*qkv()).match.config) is autotune.explain(*qkv()).kernel

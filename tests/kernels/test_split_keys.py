@@ -16,7 +16,7 @@ from autotune.kernels import KERNELS, config_from_text
 from autotune.kernels.forward.splits import NUM_SPLITS
 from autotune.core.problem import Problem
 from autotune.cuda.render import render
-from autotune.tuner.seeds import guess_us, predicted
+from autotune.tuner.seeds import predicted
 
 GPU = by_name("nvidia-h200")
 KERNEL = KERNELS["forward_wgmma"]
@@ -191,7 +191,7 @@ def test_estimates_prefer_splits_where_most_of_the_gpu_would_idle():
         problem = forward(f"bf16-{text}")
         base = {**KERNEL.default(problem, GPU).values, "split_keys": False, "num_splits": 1}
         whole, parts = (KERNEL.config(problem.static, {**base, "split_keys": n > 1, "num_splits": n}) for n in (1, 4))
-        assert (guess_us(KERNEL, problem, parts, GPU) < guess_us(KERNEL, problem, whole, GPU)) == wins
+        assert (KERNEL.account_us(problem, parts, GPU) < KERNEL.account_us(problem, whole, GPU)) == wins
 
 
 def test_what_goes_together_and_what_does_not():
@@ -207,11 +207,13 @@ def test_what_goes_together_and_what_does_not():
     assert config_from_text(whole.text.replace(" split_keys=false", "").replace(" num_splits=1", "")) == whole  # from before
 
 
-def test_a_record_of_other_sizes_is_adapted_or_left():
+def test_splits_follow_from_sizes():
     few = forward("bf16-b1-h8x8-q512-k8192-d128-causal")
     fewer, many = forward("bf16-b1-h8x8-q128-k8192-d128-causal"), forward("bf16-b1-h8x8-q4096-k8192-d128-causal")
     parts = KERNEL.default(few, GPU)
     whole = KERNEL.default(many, GPU)
-    assert KERNEL.adapted(fewer, parts, GPU)["num_splits"] == 16 and KERNEL.adapted(few, parts, GPU) == parts
-    assert KERNEL.adapted(many, parts, GPU) is None  # it would fill the GPU many times
-    assert KERNEL.adapted(many, whole, GPU) == whole and KERNEL.adapted(few, whole, GPU) is None  # most of the GPU would idle
+    assert KERNEL.fitted(fewer, parts, GPU)["num_splits"] == 16 and KERNEL.fitted(few, parts, GPU) == parts
+    assert KERNEL.fitted(many, parts, GPU)["num_splits"] == 2  # which its own account speaks against
+    assert KERNEL.fitted(many, whole, GPU) == KERNEL.fitted(few, whole, GPU) == whole
+    assert KERNEL.account_us(many, KERNEL.fitted(many, parts, GPU), GPU) > KERNEL.account_us(many, whole, GPU)
+    assert KERNEL.account_us(few, parts, GPU) < KERNEL.account_us(few, whole, GPU)  # most of the GPU would idle

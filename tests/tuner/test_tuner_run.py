@@ -31,7 +31,7 @@ def at_hand(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "detect", lambda device: H200)
     monkeypatch.setattr(run, "Builder", lambda gpu: FakeBuilder())
     monkeypatch.setattr(run, "EVALUATOR", "tuner_targets:FakeEvaluator")
-    monkeypatch.setattr(run, "_lock_of", lambda device, progress: contextlib.nullcontext())
+    monkeypatch.setattr(run, "lock_of", lambda device, progress: contextlib.nullcontext())
 
 
 def test_tune_measures_writes_and_returns_in_order(at_hand, tmp_path):
@@ -80,7 +80,7 @@ def test_a_worker_that_cannot_start_is_one_sentence(at_hand, monkeypatch):
 
 @pytest.mark.parametrize("arguments, error, said", [
     (dict(problems="forward-bf16"), ProblemError, "malformed"),
-    (dict(problems=SMALL, effort="huge"), TuneError, "effort is 'huge'; allowed are quick, full"),
+    (dict(problems=SMALL, effort="huge"), TuneError, "effort is 'huge'; allowed are instant, quick, full"),
     (dict(problems=SMALL, gpu="h2000"), GpuError, "no GPU is called"),
     (dict(problems="forward-bf16-b1-h4x4-q0-k512-d128"), TuneError, "computes nothing"),
     (dict(problems="decode-fp32-b1-h4x4-q1-k64-d128", gpu="nvidia-h200"), kernels.ConfigError, "no kernel can serve"),

@@ -93,6 +93,7 @@ class ForwardWgmma(ForwardKernel):
     summary = "Hopper: TMA, wgmma, specialised warps; fp16 and bf16"
     min_arch = 90
     aligned = draws = True
+    sized = ("num_splits",)
     dtypes = ("bf16", "fp16")
     sources = ("dense", "varlen", "paged")
     parameters = (
@@ -179,13 +180,11 @@ class ForwardWgmma(ForwardKernel):
             values.update(head_group=splits.HEAD_GROUP, min_blocks_per_sm=1)  # the loader of splits takes more registers
         return self.config(problem.static, {**values, "split_keys": num_splits > 1, "num_splits": num_splits})
 
-    def adapted(self, problem: Problem, config: Config, gpu: Gpu) -> Config | None:
-        """With as many splits as fill the GPU, if blocks of queries do not."""
-        num_splits = splits.filling(self, problem, config, gpu)
-        if num_splits > 1 and config["split_keys"]:
-            return self.config(problem.static, {**config.values, "num_splits": num_splits})
-        worth = (1, *splits.worthwhile(self, problem, config, gpu, splits.DEFAULT_TILES))
-        return config if num_splits == 1 and config["num_splits"] in worth else None
+    def fitted(self, problem: Problem, config: Config, gpu: Gpu) -> Config:
+        """With as many splits as one round of blocks has room for; of blocks that fill the GPU already, two."""
+        if not config["split_keys"]:
+            return config
+        return self.config(problem.static, {**config.values, "num_splits": max(2, splits.filling(self, problem, config, gpu))})
 
     def block_queries(self, config: Config) -> int:
         return config["num_warpgroups"] * GROUP_ROWS // config["block_heads"]

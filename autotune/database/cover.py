@@ -1,0 +1,189 @@
+"""A cover: the times of a few configs of one static part on a grid of problems, measured on one GPU.
+
+``<folder>/<gpu>/cover/<static part>.yaml``, so that a lookup reads what it needs and nothing else:
+
+    schema: 1
+    gpu: {name: nvidia-h200, ...}
+    static: forward-bf16-d128-causal
+    nvrtc: 13.0.88
+    date: 2026-01-31 12:00:00 UTC
+    parameters: {forward_wgmma: num_warpgroups block_heads ...}
+    configs:                              # kernel, its values, the first 12 digits of the hash of its source
+    - forward_wgmma 2 1 ... 0a5f6e1bd38c
+    problems:                             # times in us, one for each config; -: it could not be launched or was not tried
+      b3-h40x8-q1711-k1711-causal: 81.3 84.1 -                            # without what all have in common: forward-bf16, d128
+    losses: 1.0 1.02 ...                  # for each problem: time of what is chosen when it is left out / best of its row
+
+A row is one text, because reading YAML takes time by the value: 2 ms for a cover, where lists of numbers would take 10.
+Launch parameters that follow from sizes (`Kernel.fitted`) are those of the sizes that were timed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterable, Mapping
+
+from ..core.config import Config, ConfigError
+from ..core.problem import Problem, ProblemError, Static
+from ..kernels import config_from_dict
+from .record import GpuKey, RecordError
+
+SCHEMA = 1
+FOLDER = "cover"
+FIELDS = {"schema", "gpu", "static", "nvrtc", "date", "parameters", "configs", "problems", "losses"}
+MAX_BYTES, MAX_CONFIGS, MAX_PROBLEMS = 1 << 20, 64, 512
+DIGITS = 12  # of a source's hash
+_DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
+
+
+@dataclass(frozen=True)
+class Cover:
+    """`times[i][j]` is the time of `configs[j]` on `problems[i]` in us, or None. `sources[j]` begins the hash of its source."""
+
+    gpu: GpuKey
+    static: Static  # in bf16
+    configs: tuple[Config, ...]
+    sources: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    times: tuple[tuple[float | None, ...], ...]
+    nvrtc: str
+    date: str
+    losses: tuple[float, ...] = ()
+
+
+def file_of(folder: Path, gpu_name: str, static: Static) -> Path:
+    return folder / gpu_name / FOLDER / f"{static.in_bf16.text}.yaml"
+
+
+def read(path: Path) -> Cover | str | None:
+    """The cover in `path`, None if there is no such file, or a sentence that says why it cannot be used."""
+    import yaml
+
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return f"{path}: larger than {MAX_BYTES} bytes; no cover is"
+        text = path.read_bytes().decode()
+        if "*" in text or "&" in text:
+            return f"{path}: an alias or anchor; a cover has none"
+        return from_data(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return f"{path}: cannot be read: {error.strerror}"
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # ValueError: RecordError and not UTF-8, too
+        return f"{path}: {' '.join(str(error).split())[:300]}"
+
+
+def from_data(data: object) -> Cover:
+    """The cover that plain `data` says. Raises `RecordError` naming what is wrong."""
+    if not isinstance(data, dict) or set(data) != FIELDS:
+        raise RecordError(f"a cover is a mapping with exactly {', '.join(sorted(FIELDS))}")
+    if data["schema"] != SCHEMA:
+        raise RecordError(f"schema is {data['schema']!r}; this autotune reads covers of schema {SCHEMA}")
+    for name, pattern in (("date", _DATE), ("nvrtc", re.compile(r"\d+\.\d+(\.\d+)*"))):
+        if not isinstance(data[name], str) or not pattern.fullmatch(data[name]):
+            raise RecordError(f"{name} is {data[name]!r}; expected is something such as 13.0.88 or 2026-01-31 12:00:00 UTC")
+    configs, sources = _configs(data["parameters"], data["configs"])
+    raw = data["problems"]
+    if not isinstance(raw, dict) or not 0 < len(raw) <= MAX_PROBLEMS:
+        raise RecordError(f"problems must be a mapping from problem to times, of 1 to {MAX_PROBLEMS}")
+    try:
+        problems = tuple(Problem.parse(_whole(text, data["static"])) for text in raw)
+    except ProblemError as error:
+        raise RecordError(str(error)) from None
+    static = problems[0].static.in_bf16
+    times = []
+    for problem, row in zip(problems, raw.values()):
+        if problem.static.in_bf16.text != data["static"]:
+            raise RecordError(f"{problem} is not of {data['static']}")
+        times.append(_numbers(row, len(configs), f"times of {problem}"))
+    losses = _numbers(data["losses"], len(problems), "losses") if data["losses"] else ()
+    if not all(loss is not None and loss >= 1 for loss in losses):
+        raise RecordError("losses must be numbers from 1")
+    return Cover(GpuKey.from_entry(data["gpu"]), static, configs, sources, problems, tuple(times), data["nvrtc"], data["date"],
+                 losses)
+
+
+def as_data(cover: Cover) -> dict:
+    parameters = {config.kernel: " ".join(name for name, _ in config.items) for config in cover.configs}
+    rows = [" ".join([config.kernel, *(pair.partition("=")[2] for pair in config.text.split()[1:]), source])
+            for config, source in zip(cover.configs, cover.sources)]
+    problems = {_short(problem.text): " ".join("-" if time is None else f"{time:.4g}" for time in row)
+                for problem, row in zip(cover.problems, cover.times)}
+    return {"schema": SCHEMA, "gpu": cover.gpu.as_entry(), "static": cover.static.text, "nvrtc": cover.nvrtc, "date": cover.date,
+            "parameters": parameters, "configs": rows, "problems": problems,
+            "losses": " ".join(f"{loss:.4g}" for loss in cover.losses)}
+
+
+def write(cover: Cover, folder: Path) -> Path:
+    """Writes `cover` in place of the one before, in one step. Raises `OSError`."""
+    import yaml
+
+    path = file_of(folder, cover.gpu.name, cover.static)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.dump(as_data(cover), Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False,
+                     default_flow_style=False, width=1000)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with open(beside, "w", encoding="utf-8", newline="\n") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def _configs(parameters: object, rows: object) -> tuple[tuple[Config, ...], tuple[str, ...]]:
+    if not isinstance(parameters, Mapping) or not all(isinstance(names, str) for names in parameters.values()):
+        raise RecordError("parameters must be a mapping from kernel to names in one line")
+    if not isinstance(rows, list) or not 0 < len(rows) <= MAX_CONFIGS:
+        raise RecordError(f"configs must be a list of 1 to {MAX_CONFIGS} lines")
+    configs, sources = [], []
+    for n, row in enumerate(rows):
+        kernel, *values, source = row.split() if isinstance(row, str) and " " in row else ("", "")
+        if kernel not in parameters:
+            raise RecordError(f"configs: line {n} must begin with a kernel of which parameters has the names")
+        names = parameters[kernel].split()
+        if len(values) != len(names):
+            raise RecordError(f"configs: line {n} has {len(values)} values for {len(names)} parameters")
+        try:
+            configs.append(config_from_dict({"kernel": kernel, **dict(zip(names, values))}, f"configs: line {n}"))
+        except ConfigError as error:
+            raise RecordError(str(error)) from None
+        sources.append(source)
+    if len(set(configs)) != len(configs):
+        raise RecordError("configs: one stands twice")
+    return tuple(configs), tuple(sources)
+
+
+def _short(text: str) -> str:
+    """A problem's text without op, dtype and head dims, which its static part says."""
+    return "-".join(token for n, token in enumerate(text.split("-")) if n > 1 and n != 6)
+
+
+def _whole(short: object, static: object) -> str:
+    """The text that `_short` made shorter."""
+    tokens, common = str(short).split("-"), str(static).split("-")
+    head_dim = next((token for token in common if re.fullmatch(r"d\d+(x\d+)?", token)), "")
+    return "-".join([*common[:2], *tokens[:4], head_dim, *tokens[4:]])
+
+
+def _numbers(text: object, count: int, what: str) -> tuple[float | None, ...]:
+    """The `count` numbers above 0 of a line, None for each ``-``. Raises `RecordError`."""
+    found = [None if part == "-" else _number(part) for part in str(text).split()]
+    if len(found) != count or not all(number is None or 0 < number < math.inf for number in found):
+        raise RecordError(f"{what} must be {count} numbers above 0, or - for none")
+    return tuple(found)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

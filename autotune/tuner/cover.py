@@ -1,0 +1,198 @@
+"""Measuring covers: for each static part a few configs on a grid of problems, so that a lookup between them rests on times.
+
+    covers = tune_covers(problems, gpu=gpu, seconds=600)
+
+For one static part: candidates are compiled and checked on one problem, raced on a few anchors, and the dozen that leaves every
+anchor with one near its best is timed on the whole grid. What was written is skipped when the same command runs again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Callable, Iterable, Iterator, Sequence
+
+from ..core.config import Config
+from ..core.gpu import Gpu
+from ..core.problem import Problem, Static
+from ..cuda import compile
+from ..cuda.render import render
+from ..database import cover as covers
+from ..database import view
+from ..database.cover import Cover
+from ..database.known import left_out
+from ..database.lookup import refresh
+from ..database.record import GpuKey, Record
+from ..kernels import KERNELS
+from . import builder
+from .builder import Builder, Built
+from .grid import anchors, grid, in_bf16
+from .progress import Progress
+from .run import lock_of
+from .portfolio import CHOSEN, candidates_of, choose
+from .survey import TARGET
+from .worker import Worker
+
+ANCHORS = 5
+RACE_ROUNDS, GRID_ROUNDS = 2, 3
+CHECK_S, TIMES_S = 60.0, 60.0  # of the worker, before it is given up
+OWN_FLOPS, OWN_BYTES = 2.5e12, 3e9  # of a problem with a record, to stand on a grid
+MOST_OWN = 12  # problems with records that stand on a grid, beside those that are drawn
+
+
+def tune_covers(problems: Sequence[Problem], gpu: Gpu, device: int = 0, root: Path | None = None, part_of: tuple[int, int] = (1, 1),
+                seconds: float = math.inf, stream=None) -> list[Cover]:
+    """Measures the cover of each static part of `problems`, of every `part_of[1]`-th beginning with `part_of[0]`, for about
+    `seconds`, and writes it to the database folder `root` (the user's if None). What is there and current is left as it is, so
+    that the same call goes on from where it was. `gpu` must be the one at CUDA index `device`."""
+    root = view.user_root() if root is None else root
+    view.check_writable(root)
+    progress = Progress(1, 0.0, stream)
+    records = [record for op in sorted({problem.op for problem in problems}) for record in view.open_view(gpu, op).records]
+    wanted = [(static, like) for n, (static, like) in enumerate(statics(problems).items()) if n % part_of[1] == part_of[0] - 1]
+
+    def small(problem: Problem) -> bool:
+        return problem.flops < OWN_FLOPS and problem.compulsory_bytes < OWN_BYTES
+
+    missing = (part(static, problems, records, gpu, small) for static, _ in wanted
+               if not current(covers.read(covers.file_of(root, gpu.name, static)), gpu))
+    try:
+        with lock_of(device, progress):
+            return measure(missing, gpu, device, root, time.monotonic() + seconds, progress.say)
+    finally:
+        refresh()
+
+
+def current(cover: Cover | str | None, gpu: Gpu) -> bool:
+    """Whether `cover` is of today's NVRTC and sources. Needs no GPU and compiles nothing."""
+    if not isinstance(cover, Cover) or cover.nvrtc != compile.nvrtc_version():
+        return False
+    sources = (compile.sha256_of(render(cover.static, config, KERNELS[config.kernel].target(gpu))) for config in cover.configs)
+    return all(source.startswith(known) for source, known in zip(sources, cover.sources))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A static part (in bf16), the problems of its grid, and the configs that may be chosen for it."""
+
+    static: Static
+    problems: tuple[Problem, ...]
+    anchors: tuple[Problem, ...]
+    candidates: tuple[Config, ...]
+
+
+def statics(problems: Iterable[Problem]) -> dict[Static, list[Problem]]:
+    """Problems by static part in bf16, that with most of them first."""
+    found = defaultdict(list)
+    for problem in problems:
+        found[in_bf16(problem).static].append(in_bf16(problem))
+    return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0].text)))
+
+
+def part(static: Static, like: Sequence[Problem], records: Sequence[Record], gpu: Gpu, small: Callable[[Problem], bool]) -> Part:
+    """What to measure for `static`. `like` are problems whose heads and windows are typical; `small` says which problems of
+    records are cheap enough to stand on the grid."""
+    drawn = grid(static, like)
+    own = dict.fromkeys(in_bf16(r.problem) for r in records if in_bf16(r.problem).static == static and small(r.problem))
+    first = tuple(anchors(drawn, ANCHORS))
+    rest = [problem for problem in dict.fromkeys([*drawn, *list(own)[:MOST_OWN]]) if problem not in first]
+    return Part(static, (*first, *rest), first, tuple(candidates_of(static, first, records, gpu)))
+
+
+def measure(parts: Iterator[Part], gpu: Gpu, device: int, folder: Path, deadline: float, say: Callable[[str], None]) -> list[Cover]:
+    """Measures `parts` one after another until `deadline` (of `time.monotonic`) and writes each to `folder`. The next part is
+    compiled meanwhile."""
+    done = []
+    with builder.pool() as pool, ThreadPoolExecutor(1) as planner, Worker(TARGET, {"device": device}) as worker:
+        worker.start()
+        make = Builder(gpu)
+        ahead: list[Future] = [planner.submit(_submitted, parts, make, pool) for _ in range(3)]
+        try:
+            while ahead and time.monotonic() < deadline:
+                submitted = ahead.pop(0).result()
+                if submitted is None:
+                    break
+                ahead.append(planner.submit(_submitted, parts, make, pool))
+                found = Surveying(*submitted, gpu, worker, say).cover(deadline)
+                if found is not None:
+                    covers.write(found, folder)
+                    done.append(found)
+        finally:
+            for future in ahead:
+                future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
+    return done
+
+
+def _submitted(parts: Iterator[Part], make: Builder, pool: ThreadPoolExecutor) -> tuple[Part, dict[Config, Future]] | None:
+    part = next(parts, None)
+    if part is None:
+        return None
+    return part, {config: pool.submit(make.build, part.static, config) for config in part.candidates}
+
+
+class Surveying:
+    """One part on its way to a cover."""
+
+    def __init__(self, part: Part, building: dict[Config, Future], gpu: Gpu, worker: Worker, say: Callable[[str], None]):
+        self.part, self.gpu, self.worker, self.say = part, gpu, worker, say
+        self._building = building
+
+    def cover(self, deadline: float) -> Cover | None:
+        """None if nothing works, or time is up before the anchors are through."""
+        began = time.monotonic()
+        built = {config: made for config, future in self._building.items() if isinstance(made := future.result(), Built)}
+        compiled = time.monotonic()
+        right = self._right(built)
+        raced = {problem: self._times(problem, right, RACE_ROUNDS) for problem in self.part.anchors if time.monotonic() < deadline}
+        if not right or not any(any(row.values()) for row in raced.values()):
+            self.say(f"{self.part.static.text}: nothing was measured")
+            return None
+        rows = {config: [raced[problem].get(config) for problem in raced] for config in right}
+        chosen = choose(rows, CHOSEN)
+        table = {problem: raced[problem] for problem in raced}
+        for problem in self.part.problems:
+            if problem not in table and time.monotonic() < deadline:
+                table[problem] = self._times(problem, {config: right[config] for config in chosen}, GRID_ROUNDS)
+        self.worker.call("unload", [made.binary for made in right.values()], timeout=TIMES_S)
+        self.say(f"{self.part.static.text}: {len(built)} of {len(self.part.candidates)} compiled, {len(right)} right, "
+                 f"{len(chosen)} chosen, {len(table)} problems, waited {compiled - began:.1f} s, took {time.monotonic() - began:.1f} s")
+        timed = {problem: row for problem, row in table.items() if any(row.get(config) for config in chosen)}
+        found = Cover(GpuKey.of(self.gpu), self.part.static, tuple(chosen),
+                     tuple(right[config].binary.source_sha256[:covers.DIGITS] for config in chosen), tuple(timed),
+                     tuple(tuple(row.get(config) for config in chosen) for row in timed.values()), compile.nvrtc_version(), _now())
+        return replace(found, losses=left_out(found, self.gpu))
+
+    def _right(self, built: dict[Config, Built]) -> dict[Config, Built]:
+        """Those that are right on the cheapest anchor, one after another: what hangs or crashes takes only itself along."""
+        problem = min(self.part.anchors, key=lambda p: (p.flops + 100 * p.compulsory_bytes, p.text))
+        right = {}
+        for config, made in built.items():
+            reply = self.worker.call("check", problem, self._fitted(problem, config), made.binary, timeout=CHECK_S)
+            if reply.status == "done" and not reply.value:
+                right[config] = made
+            else:
+                self.worker.kill()  # its context may be broken; the next call has another
+                self.say(f"  {self.part.static.text}: {reply.value or reply.message}: {config}")
+        return right
+
+    def _times(self, problem: Problem, right: dict[Config, Built], rounds: int) -> dict[Config, float | None]:
+        entries = [(self._fitted(problem, config), made.binary) for config, made in right.items()]
+        reply = self.worker.call("times", problem, entries, rounds, timeout=TIMES_S)
+        if reply.status != "done":
+            self.worker.kill()
+            self.say(f"  {problem}: {reply.status}: {reply.message}")
+            return {}
+        return dict(zip(right, reply.value))
+
+    def _fitted(self, problem: Problem, config: Config) -> Config:
+        return KERNELS[config.kernel].fitted(problem, config, self.gpu)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

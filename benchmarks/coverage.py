@@ -1,0 +1,188 @@
+"""How much is lost where nothing was tuned? Problems that servers call, drawn by seed, each timed with the config that a call
+runs, beside every config of the covers of its static part, what a quick tune finds (of some) and other libraries (of some).
+
+    python benchmarks/coverage.py [--problems N] [--seed S] [--tune N] [--peers N] [--seconds S] [--out FILE]
+
+Needs a GPU. What time does not suffice for is left out, and counted in the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Sequence
+
+import yaml
+from correctness import command
+from served import drawn
+
+from autotune.check.verify import runner
+from autotune.core.config import Config
+from autotune.core.gpu import Gpu, GpuError, detect
+from autotune.core.problem import Problem
+from autotune.cuda import compile
+from autotune.database.known import Known
+from autotune.database.lookup import Match, lookup
+from autotune.kernels import KERNELS
+from autotune.timing.bench import Bench, Candidate
+from autotune.timing.conditions import conditions
+from autotune.tuner import builder
+from autotune.tuner.survey import TARGET
+from autotune.tuner.worker import Worker
+
+RESULTS = Path(__file__).parent / "results" / "coverage-h200.yaml"
+SEED = 20261201  # nothing was tuned on what it draws
+ROUNDS = 5
+CALL_S = 60.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--problems", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--tune", type=int, default=40, help="of how many a quick tune is a rival, too (40)")
+    parser.add_argument("--peers", type=int, default=100, help="how many are timed beside other libraries (100)")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="when to stop (3600)")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
+    try:
+        gpu = detect()
+    except GpuError as error:
+        print(error, file=sys.stderr)
+        return 2
+    problems = drawn(options.problems, options.seed)
+    rng = random.Random(options.seed)
+    tuned, compared = set(rng.sample(problems, min(options.tune, len(problems)))), rng.sample(problems, min(options.peers, len(problems)))
+    rows: dict[str, dict] = {}
+    share = 0.55 if options.peers else 1.0
+    _time_configs(problems, tuned, gpu, rows, time.monotonic() + share * options.seconds)
+    _save(options, rows, gpu, problems)
+    if options.peers:
+        _time_peers([p for p in compared if p.text in rows], gpu, rows, deadline)
+        _save(options, rows, gpu, problems)
+    print(summary(rows))
+    return 0 if len(rows) == len(problems) else 1
+
+
+def _time_configs(problems: Sequence[Problem], tuned: set[Problem], gpu: Gpu, rows: dict[str, dict], deadline: float) -> None:
+    """Adds a row for each problem: times of what a call runs and of its rivals."""
+    with builder.pool() as pool, Worker(TARGET, {"device": 0}) as worker:
+        matches = {problem: lookup(problem, gpu) for problem in problems}
+        rivals = {problem: _rivals(problem, gpu) for problem in problems}
+        building = {problem: {config: pool.submit(compile.build, problem.static, config, gpu)
+                              for config in dict.fromkeys([matches[problem].config, *rivals[problem]])} for problem in problems}
+        try:
+            for problem in problems:
+                if time.monotonic() > deadline:
+                    break
+                binaries = {config: future.result() for config, future in building[problem].items()}
+                row = _row(problem, matches[problem], binaries, worker)
+                if row:
+                    rows[problem.text] = row
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    for problem in [p for p in problems if p in tuned and p.text in rows]:
+        if time.monotonic() > deadline:
+            break
+        _tune(problem, gpu, rows[problem.text])
+
+
+def _rivals(problem: Problem, gpu: Gpu) -> list[Config]:
+    """Every config of the covers of its static part, fitted to it."""
+    known = Known(gpu, problem.static.in_bf16)
+    return list(dict.fromkeys(KERNELS[config.kernel].fitted(problem, config, gpu) for config, _ in known.configs
+                              if KERNELS[config.kernel].illegal(problem.static, config, gpu) is None))
+
+
+def _row(problem: Problem, match: Match, binaries: dict[Config, object], worker: Worker) -> dict | None:
+    entries = list(binaries.items())
+    reply = worker.call("times", problem, entries, ROUNDS, timeout=CALL_S)
+    if reply.status != "done":
+        worker.kill()
+        print(f"{problem}: {reply.status}: {reply.message}", file=sys.stderr)
+        return None
+    times = {config: time_us for (config, _), time_us in zip(entries, reply.value) if time_us}
+    if match.config not in times:
+        return None
+    best = min(times, key=times.get)
+    return {"tier": match.tier, "loss": round(times[match.config] / times[best], 4), "served_us": round(times[match.config], 3),
+            "best_us": round(times[best], 3), "rivals": len(times) - 1, "expected": round(match.slowdown, 3),
+            "bound": round(match.bound, 3), "served": match.config.text, "best": best.text}
+
+
+def _tune(problem: Problem, gpu: Gpu, row: dict) -> None:
+    """Makes what a quick tune finds a rival."""
+    from autotune import tuner
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = tuner.tune([problem], gpu=gpu, root=Path(folder) / "db", trials_root=Path(folder) / "trials")
+    if not found:
+        return
+    from autotune.kernels import config_from_text
+
+    configs = dict.fromkeys([config_from_text(row["served"]), found[0].config])
+    bench = Bench(problem, gpu)
+    runs = [runner(problem, config, compile.build(problem.static, config, gpu), 0) for config in configs]
+    timed = bench.interleave([Candidate(str(n), lambda i, run=run: run(bench.sets[i].inputs, bench.sets[i].out, None))
+                              for n, run in enumerate(runs)], 9, 3)
+    ratio = timed[0].time_us / timed[-1].time_us
+    row.update(tuned=round(ratio, 4), found=found[0].config.text, loss=round(max(row["loss"], ratio), 4))
+
+
+def _time_peers(problems: Sequence[Problem], gpu: Gpu, rows: dict[str, dict], deadline: float) -> None:
+    """Adds times of the best peer, by the code and checks of `autotune bench`."""
+    from autotune.compare import peers, run
+
+    installed = peers.installed()
+    for problem in problems:
+        if time.monotonic() > deadline:
+            break
+        able = [peer for peer in installed if peer.reject(problem) is None]
+        if not able:
+            continue
+        try:
+            measured, _ = run.measure_row(problem, able, gpu)
+        except Exception as error:  # a library that fails in its own way is no row
+            print(f"{problem}: {str(error)[:200]}", file=sys.stderr)
+            continue
+        if measured is not None and measured.ratio is not None:
+            rows[problem.text].update(vs_peer=round(measured.ratio, 4), peer=measured.best_peer)
+        run.release()
+
+
+def summary(rows: dict[str, dict]) -> dict:
+    """The numbers of the issue. `vs_peer_*` are geometric means of the best peer's time over ours."""
+    losses = sorted(row["loss"] for row in rows.values())
+    peers = {op: [row["vs_peer"] for text, row in rows.items() if text.startswith(op) and "vs_peer" in row]
+             for op in ("forward", "decode")}
+    everyone = peers["forward"] + peers["decode"]
+    return {"problems": len(losses), "loss": _mean(losses), "loss_p95": _quantile(losses, 0.95), "loss_worst": losses[-1] if losses else None,
+            "bound_held": round(sum(row["loss"] <= row["bound"] for row in rows.values()) / max(len(rows), 1), 3),
+            "vs_peer_forward": _mean(peers["forward"]), "vs_peer_decode": _mean(peers["decode"]),
+            "least_vs_peer": min(everyone, default=None), "rows_with_peers": len(everyone),
+            "rows_tuned": sum("tuned" in row for row in rows.values())}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(math.exp(sum(map(math.log, values)) / len(values)), 4) if values else None
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float | None:
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def _save(options: argparse.Namespace, rows: dict[str, dict], gpu: Gpu, problems: Sequence[Problem]) -> None:
+    facts = {"summary": summary(rows), "gpu": gpu.name, "seed": options.seed, "conditions": conditions(),
+             "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "command": command(),
+             "left_out": len(problems) - len(rows), "problems": rows}
+    options.out.write_text(yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, width=130))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
