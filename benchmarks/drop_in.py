@@ -306,7 +306,8 @@ def main() -> None:
         result["took_s"] = round(time.perf_counter() - begin, 1)
         command = f"python benchmarks/drop_in.py --out {options.out.as_posix()}" if not options.out.is_absolute() else \
             "python benchmarks/drop_in.py --out benchmarks/results/drop-in-h200.yaml"
-        facts = dict(torch=torch.__version__, transformers=transformers.__version__, gpu=torch.cuda.get_device_name())
+        facts = dict(torch=str(torch.__version__), transformers=transformers.__version__, gpu=torch.cuda.get_device_name())
+        print(name, result, flush=True)
         options.out.write_text(yaml.safe_dump(dict(command=command, summary=summary(steps), versions=facts, steps=steps),
                                               sort_keys=False, width=130))
 
