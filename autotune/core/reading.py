@@ -21,7 +21,7 @@ from pathlib import Path
 
 MAX_DEPTH = 100  # of nested lists and mappings; the files of this project need 6
 MAX_DIGITS = 64  # of a whole number; more only cost time, and Python refuses to print 4300
-PIPE_SECONDS = 60.0  # for the next bytes of a pipe
+PIPE_SECONDS = 10.0  # for the next bytes of a pipe
 CHUNK = 1 << 16
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
 
