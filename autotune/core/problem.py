@@ -278,7 +278,10 @@ def _validate(p: Problem) -> None:
 
     for name, allowed in (("op", OPS), ("dtype", DTYPES), ("kv_dtype", DTYPE_BYTES), ("out_dtype", DTYPES),
                           ("kv", KV_SOURCES)):
-        require(getattr(p, name) in allowed, f"{name} is {getattr(p, name)!r}; allowed are {', '.join(allowed)}")
+        require(isinstance(getattr(p, name), str) and getattr(p, name) in allowed,
+                f"{name} is {quoted(getattr(p, name))}; allowed are {', '.join(allowed)}")
+    for name in ("alibi", "sinks", "packed_queries", "deterministic"):
+        require(type(getattr(p, name)) is bool, f"{name} is {quoted(getattr(p, name))}; it must be True or False")
     for name in ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "page_size"):
         value = getattr(p, name)
         require(type(value) is int, f"{name} is {value!r}; it must be an int")
