@@ -17,11 +17,11 @@ import pytest
 from fake_cuda import FakeCuda
 
 from autotune.device import arrays, attributes, streams, launch, tensormap, counters
-from autotune.calls import plans
+from autotune.calls import plan, plans
 from autotune.core.gpu import by_name
 from autotune.kernels import config_from_text, kernel_of
-from autotune.kernels.base import params_format
-from autotune.kernels.forward.base import LOG2E, SINK_DTYPES
+from autotune.kernels.base import LOG2E, params_format
+from autotune.kernels.forward.base import SINK_DTYPES
 from autotune.check.numerics import array_dtype, from_float32, to_float32
 from autotune.core.problem import Problem
 
@@ -316,7 +316,7 @@ def install(monkeypatch):
     monkeypatch.setattr(attributes, "_driver_launch", lambda: fake.launchKernelEx)
     monkeypatch.setitem(arrays.LIBRARIES, Tensor, library)
     fake.capturing = False
-    for module in (arrays, plans):
+    for module in (arrays, plans, plan):
         monkeypatch.setattr(module, "is_capturing", lambda stream: fake.capturing)
     for module in (plans, import_module("autotune.calls.dense"), import_module("autotune.calls.explain"),
                    import_module("autotune.calls.explaincache"), import_module("autotune.calls.explainvarlen")):

@@ -4,7 +4,8 @@ import ctypes
 
 import numpy as np
 
-from autotune.kernels.forward.base import LOG2E, SINK_DTYPES
+from autotune.kernels.base import LOG2E
+from autotune.kernels.forward.base import SINK_DTYPES
 from autotune.check.numerics import array_dtype, from_float32, to_float32
 
 

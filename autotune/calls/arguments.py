@@ -11,6 +11,7 @@ import operator
 from dataclasses import dataclass
 
 from ..device.arrays import OTHER, AttentionError, library_of
+from .call import Call
 from ..core.problem import MAX_LENGTH, Problem
 
 SMALLEST_SCALE = 1.1754943508222875e-38  # kernels need a positive one; scores this small are equal in float32
@@ -131,6 +132,32 @@ def check_sinks(library, sinks, heads_q: int, device: int) -> tuple[int, int, in
     return pointer, strides[0], library.sink_dtypes[dtype]
 
 
+def read_sinks(call: Call, sinks):
+    """Puts the sink logits in `call`; gives them, or the copy that is read. Raises as `check_sinks` does."""
+    library = call.library
+    call.sinks, stride, call.sink_dtype = check_sinks(library, sinks, call.heads_q, call.device)
+    if stride != 1:
+        sinks = library.packed(sinks)
+        call.sinks = library.pointer(sinks)
+    return sinks
+
+
+def read_slopes(call: Call, slopes):
+    """Puts the ALiBi slopes in `call`; gives them, or the float32 copy that is read. Raises as `check_slopes` does."""
+    library = call.library
+    call.alibi_slopes, call.alibi_batch_stride, in_place = check_slopes(library, slopes, call.batch, call.heads_q, call.device)
+    if not in_place:
+        slopes = library.as_float32(slopes)
+        call.alibi_slopes, call.alibi_batch_stride, _ = check_slopes(library, slopes, call.batch, call.heads_q, call.device)
+    return slopes
+
+
+def refuse_config(config) -> None:
+    """Raises `AttentionError` for a config where torch, not this call, runs the operator."""
+    if config is not None:
+        raise AttentionError("config must be None while torch traces or autocasts: a registered operator chooses its config itself")
+
+
 def check_slopes(library, slopes, batch: int, heads_q: int, device: int) -> tuple[int, int, bool]:
     """(pointer, batch stride, whether kernels can read them in place) of the ALiBi slopes. Raises `AttentionError` unless they
     are (heads_q,) or (batch, heads_q) of a float dtype."""
@@ -138,15 +165,6 @@ def check_slopes(library, slopes, batch: int, heads_q: int, device: int) -> tupl
     pointer, shape, strides, dtype, _ = _check_vector(library, "alibi_slopes", slopes, shapes, device)
     in_place = dtype == library.float32 and (strides[-1] == 1 or heads_q == 1)
     return pointer, strides[0] if len(shape) == 2 else 0, in_place
-
-
-def readable_slopes(library, slopes, batch: int, heads_q: int, device: int) -> tuple:
-    """(slopes or a float32 copy, (pointer, batch stride)) as kernels read them. Raises as `check_slopes` does."""
-    pointer, stride, in_place = check_slopes(library, slopes, batch, heads_q, device)
-    if not in_place:
-        slopes = library.as_float32(slopes)
-        pointer, stride, _ = check_slopes(library, slopes, batch, heads_q, device)
-    return slopes, (pointer, stride)
 
 
 def _check_vector(library, name: str, array, shapes: tuple, device: int) -> tuple:

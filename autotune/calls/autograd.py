@@ -10,13 +10,13 @@ import torch
 
 from ..core.gpu import detect
 from ..device.arrays import AttentionError
-from ..kernels import candidates, refusals
+from ..kernels import KERNELS, candidates, refusals
 from . import gradients
 from .arguments import number, positive_scale, window_bounds
 
 
 class _Attend(torch.autograd.Function):
-    """(out, lse) of q, k, v and sinks (or None). `call` is the rest of a call, by `Call`."""
+    """(out, lse) of q, k, v and sinks (or None). `call` is the rest of a call, by `Recorded`."""
 
     @staticmethod
     def forward(ctx, call, q, k, v, sinks):
@@ -52,7 +52,7 @@ class _Differentiate(torch.autograd.Function):
                              "leave out create_graph=True, or use torch.nn.functional.scaled_dot_product_attention's math backend")
 
 
-class Call:
+class Recorded:
     """A call without its arrays that have gradients: `function` is `attention` or `attention_varlen`, `places` its arguments
     between v and the keywords."""
 
@@ -90,7 +90,7 @@ class Call:
 
 
 def attend(function, library, q, k, v, places: tuple, packed: gradients.Packed | None, *, causal, window, scale, softcap, sinks,
-           alibi_slopes, return_lse: bool, out):
+           alibi_slopes, return_lse: bool, out, config=None):
     """`function`(q, k, v, *places, ...) with its gradients recorded; for `attention_varlen`, `packed` says where sequences begin.
 
     Raises `AttentionError` for what cannot be differentiated: by ALiBi slopes, by a scale, into a given `out`, twice, forwards, or
@@ -115,8 +115,8 @@ def attend(function, library, q, k, v, places: tuple, packed: gradients.Packed |
         right = None if right is not None and right >= q.shape[1] - 1 else right
     mask = gradients.Mask(left, right, number(softcap), scale)
     _must_be_served(library.dtypes[q.dtype], q, k, v, mask, sinks is not None, alibi_slopes is not None, packed)
-    keywords = dict(causal=causal, window=window, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes)
-    results = _Attend.apply(Call(function, places, keywords, library, mask, alibi_slopes, packed), q, k, v, sinks)
+    keywords = dict(causal=causal, window=window, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, config=config)
+    results = _Attend.apply(Recorded(function, places, keywords, library, mask, alibi_slopes, packed), q, k, v, sinks)
     return results if return_lse else results[0]
 
 
@@ -131,7 +131,7 @@ def _must_be_served(dtype: str, q, k, v, mask: gradients.Mask, sinks: bool, alib
     if message is None:
         problem, gpu = gradients.problem_of(dtype, q, k, v, mask, sinks, alibi, packed), detect(device)
         reasons = [] if candidates(problem, gpu) else \
-            [f"{name}: {reason}" for name, reason in refusals(problem, gpu).items() if name.startswith(problem.op)]
+            [f"{name}: {reason}" for name, reason in refusals(problem, gpu).items() if KERNELS[name].op == problem.op]
         message = _refused[key] = reasons and (f"no kernel computes the gradients of {problem} on {gpu.name} ({'; '.join(reasons)}); "
                                                "call under torch.no_grad(), or convert q, k and v")
     if message:

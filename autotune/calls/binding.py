@@ -1,79 +1,97 @@
-"""From exact sizes and arrays to what a launch takes: the blocks of each step and the fields of Params. `Binding`.
+"""From a `Call` to what a launch takes: the grid of each step, and Params, made of a kernel's fields.
 
-The one place where Params are put together: tensor maps, if the kernel has any, then 6 pointers, 12 strides in elements, and
-the scalars, as kernels/forward.py declares them; with ALiBi the slopes' pointer and batch stride; for kernels whose blocks may
-draw their work the pointer to a counter; for configs that split keys the pointer to their workspace.
+The one place where Params are put together. Each `Field` says where its value comes from; of these expressions one function is
+made for each plan, as `namedtuple` makes its methods, so that a warm call runs no loop over fields.
 """
 
 from __future__ import annotations
 
-import math
+import ast
 import struct
-from typing import Callable, NamedTuple
+from typing import Callable, Mapping, NamedTuple
 
-from ..core.config import Config
-from ..kernels import kernel_of
-from ..kernels.base import Kernel, params_format
-from ..kernels.forward.base import TENSORS
+from ..core.config import Config, Value
 from ..core.problem import Problem
-from ..device.tensormap import encode
+from ..device.tensormap import encode as encode_map
+from ..kernels import kernel_of
+from ..kernels.base import Map, params_format
+from .call import Call
+
+FUNCTIONS = {"min": min, "max": max}  # that a field's expression may call
+KEYS = ("k", "v", "dk", "dv")
+VALUES = ("v", "out", "dout", "dv")  # tensors whose rows have head_dim_v columns
 
 
 class Binding(NamedTuple):
-    """`fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes)` gives (blocks of each step, the fields of Params but
-    for what is lent, whether blocks draw their work), for `packer` to pack with what is lent behind them.
+    """`sized(call)` gives the grid of each step, and says in `call` what must be lent; when that has been lent, `fields(call)` gives
+    the fields of Params, for `packer`. Raises `tensormap.Unmappable` for arrays that the kernel's maps cannot describe."""
 
-    `arrays` is 6 pointers (q, k, v, out, lse, sinks), then 12 strides in elements (q, k, v, out by batch, row, head); `slopes` is
-    (pointer, batch stride) of the ALiBi slopes, or empty for problems without. Lent are the pointer to a counter that is 0, where
-    blocks draw, else `idle`, then the pointer to the workspace if there must be one. Raises `tensormap.Unmappable` for arrays
-    that the kernel's maps cannot describe."""
-
-    fields: Callable[[int, int, int, tuple, float, int, tuple], tuple[tuple, tuple, bool]]
+    sized: Callable[[Call], tuple[int, ...]]
+    fields: Callable[[Call], tuple]
     packer: struct.Struct
-    idle: tuple  # in place of the counter where none is needed: 0, or nothing for kernels that never draw
-    workspace: int  # float32 values of workspace for each query of each batch entry
 
 
-def bind(problem: Problem, config: Config, sms: int) -> Binding:
-    """The binding of `config` for problems like `problem` but for their batch and lengths, on a GPU with `sms` SMs."""
+def bind(problem: Problem, config: Config, blocks: Callable[[int], int], encode: Callable = encode_map) -> Binding:
+    """The binding of `config` for problems like `problem` but for their batch and lengths. `blocks` gives how many blocks are
+    launched of a step that allows some for each SM; `encode` makes tensor maps."""
     kernel = kernel_of(config)
-    first, *others = [step.blocks_per_sm * sms for step in kernel.plan(problem, config)]
+    first, *others = [step.blocks_per_sm for step in kernel.plan(problem, config)]
     assert not any(others), f"{kernel.name}: only the blocks of the first step may draw"
-    fields = (_mapped if kernel.mapped else _unmapped)(kernel, problem, config, first or math.inf)
-    packer = struct.Struct(params_format(kernel.params(problem.static, config)))
-    return Binding(fields, packer, (0,) if kernel.draws else (), kernel.workspace_floats(problem, config))
-
-
-def _unmapped(kernel: Kernel, problem: Problem, config: Config, most: float) -> Callable:
-    """The fields of a kernel without maps, with at most `most` blocks, which draw what is beyond that."""
     sized = kernel.bind(problem, config)
-
-    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=()):
-        grids, scalars = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
-        if grids[0] > most:
-            return (most, *grids[1:]), arrays + scalars + slopes, True
-        return grids, arrays + scalars + slopes, False
-
-    return fields
-
-
-def _mapped(kernel: Kernel, problem: Problem, config: Config, most: float) -> Callable:
-    """The same with a map for each of q, k, v and out. Written out, because every call runs it: 2 us instead of 3."""
-    sized, dtype = kernel.bind(problem, config), problem.dtype
+    if first:
+        sized = _drawing(sized, blocks(first), problem.packed)
+    fields = kernel.params(problem.static, config)
+    known = kernel.known(problem, config)
     maps = kernel.maps(problem, config)
-    assert tuple(shape.tensor for shape in maps) == TENSORS, maps
-    q_map, k_map, v_map, out_map = maps
-    heads_q, heads_kv, head_dim, head_dim_v = problem.heads_q, problem.heads_kv, problem.head_dim, problem.head_dim_v
+    texts = [_map_text(n, shape, problem) for n, shape in enumerate(maps)]
+    texts += [field.of or field.name for field in fields if field.type != "TensorMap"]
+    scope = {"encode": encode, "dtype": problem.dtype, **{f"map{n}": shape for n, shape in enumerate(maps)}}
+    return Binding(sized, reader(texts, known, scope), struct.Struct(params_format(fields)))
 
-    def fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes=()):
-        grids, scalars = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
-        q, k, v, out, _, _, q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2 = arrays
-        values = (encode(q_map, dtype, q, head_dim, seqlen_q, heads_q, batch, q0, q1, q2),
-                  encode(k_map, dtype, k, head_dim, seqlen_k, heads_kv, batch, k0, k1, k2),
-                  encode(v_map, dtype, v, head_dim_v, seqlen_k, heads_kv, batch, v0, v1, v2),
-                  encode(out_map, dtype, out, head_dim_v, seqlen_q, heads_q, batch, o0, o1, o2)) + arrays + scalars + slopes
-        if grids[0] > most:
-            return (most, *grids[1:]), values, True
-        return grids, values, False
 
-    return fields
+def reader(texts: list[str], known: Mapping[str, Value], scope: Mapping[str, object]) -> Callable[[Call], tuple]:
+    """A function of a call that gives the values of these expressions. Names that are not `known`, nor in `scope`, are fields of the
+    call."""
+    names = _Names(known, {**FUNCTIONS, **scope})
+    values = [ast.unparse(names.visit(ast.parse(text, mode="eval").body)) for text in texts]
+    code = f"lambda call: ({', '.join(values)},)"
+    return eval(compile(code, "<fields of Params>", "eval"), {"__builtins__": {}, **FUNCTIONS, **scope})  # noqa: S307  texts of ours
+
+
+class _Names(ast.NodeTransformer):
+    def __init__(self, known, scope):
+        self.known, self.scope = known, scope
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self.known:
+            return ast.Constant(self.known[node.id])
+        if node.id in self.scope:
+            return node
+        assert node.id in Call.__slots__, f"a field of Params is to come from {node.id}, which no call has"
+        return ast.Attribute(ast.Name("call", ast.Load()), node.id, ast.Load())
+
+
+def _map_text(n: int, shape: Map, problem: Problem) -> str:
+    """The expression that encodes the map of a tensor."""
+    tensor, of_keys = shape.tensor, shape.tensor in KEYS
+    heads = problem.heads_kv if of_keys else problem.heads_q
+    columns = problem.head_dim_v if tensor in VALUES else problem.head_dim
+    rows, entries = "seqlen_k" if of_keys else "seqlen_q", "1" if problem.packed else "batch"
+    if of_keys and problem.page_size:
+        rows, entries = "page_size", "pages"
+    strides = ", ".join(f"{tensor}_{axis}_stride" for axis in ("batch", "row", "head"))
+    return f"encode(map{n}, dtype, {tensor}, {columns}, {rows}, {heads}, {entries}, {strides})"
+
+
+def _drawing(sized: Callable, most: int, always: bool) -> Callable:
+    """The same with at most `most` blocks of the first step, which draw what is beyond that from a counter: `always`, or only where
+    there is more."""
+
+    def drawing(call):
+        grids = sized(call)
+        if always or grids[0] > most:
+            call.counters = 1
+            return min(grids[0], most), *grids[1:]
+        return grids
+
+    return drawing

@@ -1,109 +1,63 @@
-"""What a call of `attention_with_kvcache` asks for, read from its arguments and checked: `CacheCall`."""
+"""What a call of `attention_with_kvcache` asks for, read from its arguments and checked: a `Call`, and its arrays."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from ..device import arrays
-from .arguments import check_out, check_sinks, integer, number, positive_scale, readable_slopes, refuse_grad, window_bounds
-from ..device.arrays import AttentionError
+from .arguments import (LARGEST_SCALE, check_out, integer, number, positive_scale, read_sinks, read_slopes, refuse_grad,
+                        window_bounds)
+from ..device.arrays import AttentionError, library_of
+from .call import Call
 from .dense import NO_WINDOW
-from .cachechecks import as_one_sequence, check_contents, check_starts, describe, integers, most_queries, scales, starts_of
+from .cachechecks import check_contents, check_starts, describe
 from ..core.gpu import Gpu
 from ..kernels import candidates
 from ..kernels.decode.base import MAX_QUERIES
-from ..core.problem import MAX_LENGTH, Problem
+from ..core.problem import MAX_LENGTH
 
 
-class CacheCall(NamedTuple):
-    """A call, understood. Sizes are exact; pointers are of arrays that `keep` holds. Packed queries are those of one sequence, as
-    far as the shapes of q and out go."""
+class Arrays(NamedTuple):
+    """The arrays of a call and what goes with them. Packed queries are those of one sequence, as far as the shapes of q and out go.
+    Addresses in the call are of arrays that `keep` holds."""
 
-    library: object
-    device: int
     q: object
     k_cache: object
     v_cache: object
     out: object  # or None
-    views: tuple  # what the library's `read` says of q, k_cache and v_cache
-    dtype: str
-    kv_dtype: str
+    q_view: tuple  # what the library's `read` says of q
+    k_view: tuple
+    v_view: tuple
     packed: bool
-    batch: int  # sequences
     queries: int  # of a sequence, at most
-    capacity: int  # keys that a sequence can have
-    expected: int  # keys that it has, about
-    page_size: int  # 0: not paged
-    left: int | None
-    right: int | None
-    softcap: float
-    sinks: tuple[int, int] | None  # pointer and dtype code
-    slopes: tuple  # of ALiBi, as kernels take them, or none
-    lengths: int  # pointers; 0: none
-    starts: int
-    table: int
-    table_stride: int
-    k_scale: tuple[float, int, int]  # number, pointer, stride
-    v_scale: tuple[float, int, int]
-    num_splits: int  # 0: the config's choice
     keep: tuple
 
-    @property
-    def left_to_attention(self) -> bool:
-        """Whether `attention` does it: every sequence has all queries and keys, side by side, and they are none for decoding."""
-        whole = not (self.lengths or self.page_size or self.packed or self.num_splits) and self.kv_dtype == self.dtype
-        return whole and (self.queries > MAX_QUERIES or self.dtype == "fp32")
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is no query, or no room for a key."""
-        return not (self.batch and self.queries and self.capacity)
+def left_to_attention(call: Call, given: Arrays) -> bool:
+    """Whether `attention` does it: every sequence has all queries and keys, side by side, and they are none for decoding."""
+    whole = not (call.cache_seqlens or call.page_size or given.packed or call.num_splits) and call.kv_dtype == call.dtype
+    return whole and (given.queries > MAX_QUERIES or call.dtype == "fp32")
 
-    @property
-    def ops(self) -> tuple[str, ...]:
-        """Of the kernels that share the work: "decode" for sequences of up to `MAX_QUERIES` queries, "forward" for more."""
-        few = ("decode",) if self.packed or self.queries <= MAX_QUERIES else ()
-        return few + ("forward",) * (self.queries > MAX_QUERIES)
 
-    def forward_only(self, gpu: Gpu) -> bool:
-        """Whether no decode kernel can serve the sequences of few queries, but a forward kernel can serve all."""
-        return not candidates(self.problem("decode").simplified(), gpu) and bool(candidates(self.problem("forward"), gpu))
+def of_many(call: Call, given: Arrays) -> Call:
+    """The twin of `call` for sequences of more than `MAX_QUERIES` queries: a forward's, to which a cache without pages has one page
+    for each sequence."""
+    twin = call.twin()
+    twin.op, twin.kv = "forward", "paged"
+    twin.page_size = call.page_size or call.seqlen_k
+    twin.longest_q = given.queries
+    return twin
 
-    def launches(self, bound, scale: float, prefetches: bool = True):
-        """What a decode kernel, bound to a config by `DecodeKernel.bind`, launches for this call. `prefetches`: it may come into
-        place while what ran before it still runs."""
-        (k_scale, _, k_stride), (v_scale, _, v_stride) = self.k_scale, self.v_scale
-        if k_scale != 1.0:
-            scale = positive_scale(scale * k_scale)[0]
-        return bound(self.batch, min(self.queries, MAX_QUERIES), self.capacity, not (self.lengths or self.packed), scale,
-                     self.sinks[1] if self.sinks else 0, self.num_splits, self.page_size, (k_stride, v_stride), v_scale,
-                     self.views[1][1][0] if prefetches else 0)
 
-    def problem(self, op: str) -> Problem:
-        """What the sequences of few queries ("decode") or of many ("forward") come to. Raises `ProblemError`."""
-        _, (_, _, heads_q, head_dim), *_ = self.views[0]
-        heads_kv, head_dim_v = self.views[2][1][2:]
-        kv, page_size = ("paged" if self.page_size else "dense"), self.page_size
-        if op == "forward":  # a cache without pages has one for each sequence
-            kv, page_size = "paged", page_size or self.capacity
-        return Problem(op=op, dtype=self.dtype, kv_dtype=self.kv_dtype, kv=kv, page_size=page_size, batch=self.batch,
-                       heads_q=heads_q, heads_kv=heads_kv, head_dim=head_dim, head_dim_v=head_dim_v,
-                       seqlen_q=self.queries if op == "forward" else self.decode_queries, seqlen_k=self.expected,
-                       window_left=self.left, window_right=self.right, softcap=self.softcap, alibi=bool(self.slopes),
-                       sinks=self.sinks is not None)
-
-    @property
-    def decode_queries(self) -> int:
-        """Queries of the problem whose config decode kernels get. Beside sequences of many, those of few mostly have one: then as
-        few as the mask allows, which must not be simplified away."""
-        if self.queries <= MAX_QUERIES:
-            return self.queries
-        return 2 if self.right is None else max(2, min(MAX_QUERIES, self.right + 2))
+def forward_only(call: Call, given: Arrays, gpu: Gpu) -> bool:
+    """Whether no decode kernel can serve the sequences of few queries, but a forward kernel can serve all."""
+    return not candidates(call.problem(), gpu) and bool(candidates(of_many(call, given).problem(), gpu))
 
 
 def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, cu_seqlens_q, max_seqlen_q, max_seqlen_k, k_scale,
-               v_scale, num_splits, window, softcap, sinks, alibi_slopes, out, check) -> CacheCall:
-    """The arguments of `attention_with_kvcache`, in its words. Raises as it does."""
+               v_scale, num_splits, window, softcap, sinks, alibi_slopes, out, check, config=None) -> tuple[Call, Arrays]:
+    """The arguments of `attention_with_kvcache`, in its words: the call of its sequences of up to `MAX_QUERIES` queries. Raises as it
+    does."""
     packed, starts = cu_seqlens_q is not None, 0
     if packed:
         q, out = as_one_sequence(library, "q", q), None if out is None else as_one_sequence(library, "out", out)
@@ -148,22 +102,98 @@ def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, 
         refuse_grad(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
     if out is not None:
         check_out(library, out, (outer, rows, heads_q, head_dim_v), dtype, device)
+    call = Call()
+    call.op, call.kv, call.config = "decode", "paged" if page_size else "dense", config
+    call.library, call.device, call.dtype, call.kv_dtype = library, device, dtype_name, kv_dtype
+    call.heads_q, call.heads_kv, call.head_dim, call.head_dim_v = heads_q, heads_kv, head_dim, head_dim_v
     left, right = (None, 0 if causal else None) if window is NO_WINDOW else window_bounds(window, causal)
     if right is not None and right >= queries - 1:  # Problem.simplified, without a Problem
         right = None
-    sink, slopes = None, ()
-    if sinks is not None:
-        pointer, stride, code = check_sinks(library, sinks, heads_q, device)
-        if stride != 1:
-            sinks = library.packed(sinks)
-            pointer = library.pointer(sinks)
-        sink = pointer, code
-    if alibi_slopes is not None:
-        alibi_slopes, slopes = readable_slopes(library, alibi_slopes, batch, heads_q, device)
-    expected = capacity if max_seqlen_k is None else max_seqlen_k if type(max_seqlen_k) is int else \
+    call.window_left, call.window_right, call.softcap = left, right, softcap if type(softcap) is float else number(softcap)
+    call.page_size, call.deterministic = page_size, False
+    call.batch, call.seqlen_q, call.seqlen_k = batch, min(queries, MAX_QUERIES), capacity
+    call.longest_q = queries
+    if queries > MAX_QUERIES:  # sequences of few, beside those of many, mostly have one: as few as do not simplify the mask away
+        call.longest_q = 2 if right is None else max(2, min(MAX_QUERIES, right + 2))
+    call.longest_k = capacity if max_seqlen_k is None else max_seqlen_k if type(max_seqlen_k) is int else \
         integer("max_seqlen_k", max_seqlen_k)
-    return CacheCall(library, device, q, k_cache, v_cache, out, views, dtype_name, kv_dtype, packed, batch, queries, capacity,
-                     expected, page_size, left, right, softcap if type(softcap) is float else number(softcap), sink, slopes,
-                     lengths, starts, table, table_stride, scales(library, "k_scale", k_scale, heads_kv, device, kv_dtype),
-                     scales(library, "v_scale", v_scale, heads_kv, device, kv_dtype), num_splits or 0,
-                     (cache_seqlens, page_table, cu_seqlens_q, sinks, alibi_slopes))
+    call.cache_seqlens, call.cu_seqlens_q, call.page_table, call.page_table_stride = lengths, starts, table, table_stride
+    call.uniform, call.pages, call.num_splits = not (lengths or packed), pages, num_splits or 0
+    call.sinks = call.sink_dtype = call.alibi_slopes = call.alibi_batch_stride = 0
+    if sinks is not None:
+        sinks = read_sinks(call, sinks)
+    if alibi_slopes is not None:
+        alibi_slopes = read_slopes(call, alibi_slopes)
+    call.k_scale, call.k_scales, call.k_scale_stride = scales(library, "k_scale", k_scale, heads_kv, device, kv_dtype)
+    call.v_scale, call.v_scales, call.v_scale_stride = scales(library, "v_scale", v_scale, heads_kv, device, kv_dtype)
+    return call, Arrays(q, k_cache, v_cache, out, *views, packed, queries,
+                        (cache_seqlens, page_table, cu_seqlens_q, sinks, alibi_slopes, k_scale, v_scale))
+
+
+def integers(library, name: str, array, shape: tuple, device: int) -> tuple:
+    """(array or a packed copy, pointer, shape, stride of the first axis) of int32 numbers on `device` in rows without gaps.
+    None in `shape` stands for any size. Raises `AttentionError`."""
+    if library_of(array) is not library:
+        raise AttentionError(f"{name} is a {type(array).__name__}; it must be an array of {library.name}, as q is")
+    pointer, sizes, strides, dtype, where = library.vector(array)
+    if len(sizes) != len(shape) or any(want is not None and size != want for size, want in zip(sizes, shape)):
+        unknown = "batch + 1" if len(shape) == 1 else "max_pages"
+        wanted = ", ".join(unknown if want is None else str(want) for want in shape)
+        raise AttentionError(f"{name} has shape {tuple(sizes)}; it must be ({wanted}{',' * (len(shape) == 1)})")
+    if dtype != library.int32:
+        raise AttentionError(f"{name} is {dtype}; it must be int32")
+    if where < 0:
+        raise AttentionError(f"{name} is in host memory; it must be on the GPU that q is on")
+    if where != device:
+        raise AttentionError(f"{name} is on device {where} and q on device {device}; all must be on one GPU")
+    if strides[-1] != 1 and sizes[-1] > 1:
+        array = library.packed(array)
+        pointer, sizes, strides, _, _ = library.vector(array)
+    return array, pointer, tuple(sizes), strides[0]
+
+
+def as_one_sequence(library, name: str, array):
+    """Packed queries or outputs (total_q, heads_q, head_dim) as (1, total_q, heads_q, head_dim). Raises `AttentionError`."""
+    if library_of(array) is not library:
+        raise AttentionError(f"{name} is a {type(array).__name__}; it must be an array of {library.name}, as q is")
+    if len(array.shape) != 3:
+        raise AttentionError(f"{name} has shape {tuple(array.shape)}; with cu_seqlens_q it must be (total_q, heads_q, head_dim)")
+    return array[None]
+
+
+def starts_of(library, cu_seqlens_q, q) -> tuple[object, int, int]:
+    """(cu_seqlens_q or a packed copy, pointer, sequences). Raises `AttentionError`."""
+    array, pointer, (size,), _ = integers(library, "cu_seqlens_q", cu_seqlens_q, (None,), library.vector(q)[4])
+    if not size:
+        raise AttentionError("cu_seqlens_q is empty; it must be (batch + 1,): where each sequence's queries begin, and the end")
+    return array, pointer, size - 1
+
+
+def most_queries(max_seqlen_q, total: int) -> int:
+    """Queries of a sequence at the most, of `total` in all. Raises `AttentionError`."""
+    if max_seqlen_q is None:
+        return total
+    most = integer("max_seqlen_q", max_seqlen_q)
+    if most < 0:
+        raise AttentionError(f"max_seqlen_q is {most}; it must be at least 0, or None if it is not known")
+    return min(most, total)
+
+
+def scales(library, name: str, value, heads_kv: int, device: int, kv_dtype: str) -> tuple[float, int, int]:
+    """(number, pointer to float32 or 0, stride) of the scale of an 8-bit cache. Raises `AttentionError`."""
+    if value is None:
+        return 1.0, 0, 0
+    if kv_dtype != "e4m3":
+        raise AttentionError(f"{name} must be None: only an 8-bit cache has scales, this one is {kv_dtype}")
+    if library_of(value) is library:
+        pointer, shape, strides, dtype, where = library.vector(value)
+        gaps = len(shape) == 1 and shape[0] > 1 and strides[0] != 1
+        if tuple(shape) not in ((), (1,), (heads_kv,)) or dtype != library.float32 or gaps:
+            raise AttentionError(f"{name} has shape {tuple(shape)} and dtype {dtype}; it must be a number, or float32 of one "
+                                 f"element or ({heads_kv},) without gaps")
+        if where != device:
+            raise AttentionError(f"{name} is on device {where} and q on device {device}; all must be on one GPU")
+        return 1.0, pointer, int(len(shape) == 1 and shape[0] == heads_kv and heads_kv > 1)
+    if not 0 < number(value) <= LARGEST_SCALE:
+        raise AttentionError(f"{name} is {value!r}; it must be above 0 and at most {LARGEST_SCALE:g}")
+    return number(value), 0, 0

@@ -2,57 +2,7 @@
 
 from __future__ import annotations
 
-from .arguments import LARGEST_SCALE, integer, number
 from ..device.arrays import OTHER, AttentionError, library_of
-
-
-def integers(library, name: str, array, shape: tuple, device: int) -> tuple:
-    """(array or a packed copy, pointer, shape, stride of the first axis) of int32 numbers on `device` in rows without gaps.
-    None in `shape` stands for any size. Raises `AttentionError`."""
-    if library_of(array) is not library:
-        raise AttentionError(f"{name} is a {type(array).__name__}; it must be an array of {library.name}, as q is")
-    pointer, sizes, strides, dtype, where = library.vector(array)
-    if len(sizes) != len(shape) or any(want is not None and size != want for size, want in zip(sizes, shape)):
-        unknown = "batch + 1" if len(shape) == 1 else "max_pages"
-        wanted = ", ".join(unknown if want is None else str(want) for want in shape)
-        raise AttentionError(f"{name} has shape {tuple(sizes)}; it must be ({wanted}{',' * (len(shape) == 1)})")
-    if dtype != library.int32:
-        raise AttentionError(f"{name} is {dtype}; it must be int32")
-    if where < 0:
-        raise AttentionError(f"{name} is in host memory; it must be on the GPU that q is on")
-    if where != device:
-        raise AttentionError(f"{name} is on device {where} and q on device {device}; all must be on one GPU")
-    if strides[-1] != 1 and sizes[-1] > 1:
-        array = library.packed(array)
-        pointer, sizes, strides, _, _ = library.vector(array)
-    return array, pointer, tuple(sizes), strides[0]
-
-
-def as_one_sequence(library, name: str, array):
-    """Packed queries or outputs (total_q, heads_q, head_dim) as (1, total_q, heads_q, head_dim). Raises `AttentionError`."""
-    if library_of(array) is not library:
-        raise AttentionError(f"{name} is a {type(array).__name__}; it must be an array of {library.name}, as q is")
-    if len(array.shape) != 3:
-        raise AttentionError(f"{name} has shape {tuple(array.shape)}; with cu_seqlens_q it must be (total_q, heads_q, head_dim)")
-    return array[None]
-
-
-def starts_of(library, cu_seqlens_q, q) -> tuple[object, int, int]:
-    """(cu_seqlens_q or a packed copy, pointer, sequences). Raises `AttentionError`."""
-    array, pointer, (size,), _ = integers(library, "cu_seqlens_q", cu_seqlens_q, (None,), library.vector(q)[4])
-    if not size:
-        raise AttentionError("cu_seqlens_q is empty; it must be (batch + 1,): where each sequence's queries begin, and the end")
-    return array, pointer, size - 1
-
-
-def most_queries(max_seqlen_q, total: int) -> int:
-    """Queries of a sequence at the most, of `total` in all. Raises `AttentionError`."""
-    if max_seqlen_q is None:
-        return total
-    most = integer("max_seqlen_q", max_seqlen_q)
-    if most < 0:
-        raise AttentionError(f"max_seqlen_q is {most}; it must be at least 0, or None if it is not known")
-    return min(most, total)
 
 
 def check_starts(library, cu_seqlens_q, total: int, most: int) -> None:
@@ -65,26 +15,6 @@ def check_starts(library, cu_seqlens_q, total: int, most: int) -> None:
         if not 0 <= end - begin <= most:
             raise AttentionError(f"cu_seqlens_q[{b}] is {begin} and cu_seqlens_q[{b + 1}] is {end}; a sequence has 0 to {most} "
                                  "queries (max_seqlen_q, if that is given)")
-
-
-def scales(library, name: str, value, heads_kv: int, device: int, kv_dtype: str) -> tuple[float, int, int]:
-    """(number, pointer to float32 or 0, stride) of the scale of an 8-bit cache. Raises `AttentionError`."""
-    if value is None:
-        return 1.0, 0, 0
-    if kv_dtype != "e4m3":
-        raise AttentionError(f"{name} must be None: only an 8-bit cache has scales, this one is {kv_dtype}")
-    if library_of(value) is library:
-        pointer, shape, strides, dtype, where = library.vector(value)
-        gaps = len(shape) == 1 and shape[0] > 1 and strides[0] != 1
-        if tuple(shape) not in ((), (1,), (heads_kv,)) or dtype != library.float32 or gaps:
-            raise AttentionError(f"{name} has shape {tuple(shape)} and dtype {dtype}; it must be a number, or float32 of one "
-                                 f"element or ({heads_kv},) without gaps")
-        if where != device:
-            raise AttentionError(f"{name} is on device {where} and q on device {device}; all must be on one GPU")
-        return 1.0, pointer, int(len(shape) == 1 and shape[0] == heads_kv and heads_kv > 1)
-    if not 0 < number(value) <= LARGEST_SCALE:
-        raise AttentionError(f"{name} is {value!r}; it must be above 0 and at most {LARGEST_SCALE:g}")
-    return number(value), 0, 0
 
 
 def check_contents(library, cache_seqlens, page_table, capacity: int, pages: int, page_size: int) -> None:

@@ -8,16 +8,16 @@ the first time, and from then on costs the host a few microseconds, also when si
 
 from __future__ import annotations
 
-from ..device import arrays, launch
+from ..device import launch
 from .. import kernels
 from . import plans
-from .arguments import check_out, check_sinks, describe, number, positive_scale, readable_slopes, records, window_bounds
+from .arguments import (check_out, describe, number, positive_scale, read_sinks, read_slopes, records, refuse_config, window_bounds)
+from .call import Call
 from ..device.arrays import LIBRARIES, OTHER, AttentionError, library_of
 from ..core.gpu import Gpu, detect, resolve
 from ..database.lookup import Match
 from .plans import UntunedWarning
-from ..core.problem import OPS, Problem, as_problems, bucket_batch, bucket_length
-from ..device.tensormap import Unmappable
+from ..core.problem import OPS, Problem, as_problems
 
 __all__ = ["AttentionError", "UntunedWarning", "attention", "prepare", "source"]
 
@@ -25,7 +25,7 @@ NO_WINDOW = (None, None)
 
 
 def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.0, sinks=None, alibi_slopes=None,
-              return_lse=False, out=None):
+              return_lse=False, out=None, config=None):
     """softmax(scale * q k^T, masked) v on the arrays' GPU and their library's current stream.
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all of one dtype (bfloat16, float16 or float32), Hq a multiple of
@@ -41,7 +41,8 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
 
     Strides are free: an array whose last stride is not 1, or whose address or strides are not multiples of 16 bytes where
     the kernel needs that, is copied; for strides of 0 or below a kernel may have to run that is not the fastest (`explain` says
-    both). `out`, if given, is written and returned; it must not overlap inputs.
+    both). `out`, if given, is written and returned; it must not overlap inputs. `config`, a `Config` or its line of text, is what
+    runs instead of what lookup chooses.
 
     Raises `AttentionError` (a ValueError) or `ProblemError` with the argument that is wrong, `CompilerMissing` or
     `CompileError` when the kernel must be compiled and cannot be, `LaunchError` if the driver refuses. Warns once for each
@@ -51,8 +52,9 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
     library = LIBRARIES.get(type(q)) or library_of(q)
     if library is OTHER:
         return _through_cupy((q, k, v), dict(causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
-                                             alibi_slopes=alibi_slopes, return_lse=return_lse, out=out))
+                                             alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, config=config))
     if library.traced():
+        refuse_config(config)
         return library.ops.attention(
             q, k, v, causal=causal,
             window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
@@ -73,7 +75,7 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
             from .autograd import attend  # with it comes torch
 
             return attend(attention, library, q, k, v, (), None, causal=causal, window=window, scale=scale, softcap=softcap,
-                          sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
+                          sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, config=config)
     if out is not None:
         check_out(library, out, (batch, seqlen_q, heads_q, head_dim_v), dtype, device)
     if type(softcap) is not float:
@@ -86,30 +88,31 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
         left = None
     if right is not None and right >= seqlen_q - 1:
         right = None
-    if sinks is None:
-        sink_pointer = sink_dtype = 0
-    else:
-        sink_pointer, sink_stride, sink_dtype = check_sinks(library, sinks, heads_q, device)
-        if sink_stride != 1:
-            sinks = library.packed(sinks)
-            sink_pointer = library.pointer(sinks)
-    slopes = ()
+    call = Call()
+    call.op, call.kv = "forward", "dense"
+    call.library, call.device, call.config = library, device, config
+    call.dtype = call.kv_dtype = dtype_name
+    call.page_size, call.deterministic = 0, False
+    call.heads_q, call.heads_kv, call.head_dim, call.head_dim_v = heads_q, heads_kv, head_dim, head_dim_v
+    call.window_left, call.window_right, call.softcap = left, right, softcap
+    call.batch = batch
+    call.seqlen_q = call.longest_q = seqlen_q
+    call.seqlen_k = call.longest_k = seqlen_k
+    call.sinks = call.sink_dtype = call.alibi_slopes = 0
+    if sinks is not None:
+        sinks = read_sinks(call, sinks)
     if alibi_slopes is not None:
-        alibi_slopes, slopes = readable_slopes(library, alibi_slopes, batch, heads_q, device)
-
+        alibi_slopes = read_slopes(call, alibi_slopes)
     if not (batch and seqlen_q and seqlen_k):
         return _empty(library, q, k, v, (batch, seqlen_q, heads_q, head_dim_v), causal, window, scale, softcap, sinks,
                       alibi_slopes, return_lse, out)
-    plan = plans.find((device, dtype_name, heads_q, heads_kv, head_dim, head_dim_v, left, right, softcap,
-                       alibi_slopes is not None, sinks is not None, bucket_batch(batch), bucket_length(seqlen_q),
-                       bucket_length(seqlen_k)))
-    if plan is None:
-        plan = _new_plan(q, k, v, causal, window, softcap, sinks, alibi_slopes)
+    call.stream = library.stream(device)
+    plan = plans.find(call.key()) or plans.plan_of(call)
 
     if scale is None:
-        scale = plan.scale
+        call.scale = plan.scale
     else:
-        scale, negative = positive_scale(scale)
+        call.scale, negative = positive_scale(scale)
         if negative:
             q = library.negated(q)
             q_pointer, _, q0, q1, q2, q3, _, _ = read(q)
@@ -119,6 +122,10 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
         q, (q_pointer, _, q0, q1, q2, q3, _, _) = suited(library, q, aligned)
         k, (k_pointer, _, k0, k1, k2, k3, _, _) = suited(library, k, aligned)
         v, (v_pointer, _, v0, v1, v2, v3, _, _) = suited(library, v, aligned)
+    call.like, call.q, call.k, call.v = q, q_pointer, k_pointer, v_pointer
+    call.q_batch_stride, call.q_row_stride, call.q_head_stride = q0, q1, q2
+    call.k_batch_stride, call.k_row_stride, call.k_head_stride = k0, k1, k2
+    call.v_batch_stride, call.v_row_stride, call.v_head_stride = v0, v1, v2
     target = out
     if out is None or unsuited(read(out), aligned):
         o2 = head_dim_v
@@ -128,22 +135,16 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
             target = library.empty_like(q)
         else:
             target = library.empty(q, (batch, seqlen_q, heads_q, head_dim_v))
-        out_pointer = library.pointer(target)
+        call.out = library.pointer(target)
     else:
-        out_pointer, _, o0, o1, o2, _, _, _ = read(out)
+        call.out, _, o0, o1, o2, _, _, _ = read(out)
+    call.out_batch_stride, call.out_row_stride, call.out_head_stride = o0, o1, o2
     if return_lse:
         lse = library.empty_float32(q, (batch, heads_q, seqlen_q))
-        lse_pointer = library.pointer(lse)
+        call.lse = library.pointer(lse)
     else:
-        lse_pointer = 0
-
-    call = (batch, seqlen_q, seqlen_k, library, q, device, library.stream(device),
-            (q_pointer, k_pointer, v_pointer, out_pointer, lse_pointer, sink_pointer,
-             q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2), scale, sink_dtype, slopes)
-    try:
-        plan.run(*call)
-    except Unmappable:  # strides of 0 or below, which only the copy engine refuses: asked afterwards, it costs others nothing
-        plans.without_maps(plan, device, arrays.is_capturing(call[6])).run(*call)
+        call.lse = 0
+    plans.run(plan, call)
     if out is None:
         out = target
     elif target is not out:
@@ -230,12 +231,6 @@ def _sentence(error: Exception, *arguments) -> Exception:
     except ValueError as better:
         return better
     return error
-
-
-def _new_plan(q, k, v, causal, window, softcap, sinks, alibi_slopes) -> plans.Plan:
-    described = describe(q, k, v, causal, window, softcap, sinks, alibi_slopes)
-    capturing = arrays.is_capturing(described.library.stream(described.device))
-    return plans.make(described.problem, described.device, capturing)
 
 
 def _empty(library, q, k, v, shape, causal, window, scale, softcap, sinks, alibi_slopes, return_lse, out):

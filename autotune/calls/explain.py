@@ -12,7 +12,7 @@ from ..core.gpu import Gpu, detect
 from ..kernels import kernel_of
 from ..kernels.base import Kernel
 from ..database.lookup import Match
-from .plans import match_for, match_without_maps
+from .plans import match_for, match_of, match_without_maps
 from ..core.problem import Problem
 from ..device.tensormap import unmappable
 from ..database.why import EVIDENCE, TIERS, passed_over
@@ -49,7 +49,7 @@ class Explanation:
 
 
 def explain(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False,
-            out=None) -> Explanation:
+            out=None, config=None) -> Explanation:
     """The kernel that `attention` would run for these arguments, its `Match`, why each preferred kernel was refused, and what
     would be copied. Compiles and launches nothing. Raises as `attention` does."""
     if library_of(q) is OTHER:
@@ -61,7 +61,7 @@ def explain(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.0,
     gpu, problem, library = detect(described.device), described.problem, described.library
     if described.empty:
         return Explanation(problem, gpu, None, None, {}, ())
-    found = explained(problem, gpu, library, {"q": None if negative else q, "k": k, "v": v, "out": out})
+    found = explained(problem, gpu, library, {"q": None if negative else q, "k": k, "v": v, "out": out}, config=config)
     copies = ["q is negated, because scale is negative"] if negative else []
     for name, array in (("q", q), ("k", k), ("v", v), ("out", out)):
         reason = unsuited(library.read(array), found.kernel.aligned) if array is not None else None
@@ -74,9 +74,10 @@ def explain(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.0,
     return replace(found, copies=tuple(copies))
 
 
-def explained(problem: Problem, gpu: Gpu, library, in_place: Mapping[str, object], copies: tuple[str, ...] = ()) -> Explanation:
+def explained(problem: Problem, gpu: Gpu, library, in_place: Mapping[str, object], copies: tuple[str, ...] = (),
+              config=None) -> Explanation:
     """The kernel for `problem` and arrays q, k, v and out that a kernel would have to take in place, None if it need not."""
-    match = match_for(problem, gpu)
+    match = match_for(problem, gpu) if config is None else match_of(problem, config, gpu)
     kernel = kernel_of(match.config)
     refused = {}
     if unreadable := _unmappable(kernel, library, match, in_place):

@@ -11,7 +11,7 @@ from .varlenchecks import describe_varlen
 
 
 def explain_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, causal=False, window=NO_WINDOW, scale=None,
-                   softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None) -> Explanation:
+                   softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None, config=None) -> Explanation:
     """The kernel that `attention_varlen` would run for these arguments, its `Match`, why each preferred kernel was refused, and
     what would be copied. Compiles and launches nothing. Raises as `attention_varlen` does."""
     if library_of(q) is OTHER:
@@ -26,7 +26,7 @@ def explain_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen
         return Explanation(problem, gpu, None, None, {}, ())
     packed = {"q": q, "k": k, "v": v, "out": out}
     arrays = {name: None if array is None else array[None] for name, array in packed.items()}
-    found = explained(problem, gpu, library, {**arrays, "q": None if negative else arrays["q"]})
+    found = explained(problem, gpu, library, {**arrays, "q": None if negative else arrays["q"]}, config=config)
     copies = ["q is negated, because scale is negative"] if negative else []
     for name, array in arrays.items():
         if array is not None and (reason := unsuited(library.read(array), found.kernel.aligned)):

@@ -9,14 +9,15 @@ Lengths and page tables stay on the device, so a captured CUDA graph can be repl
 
 from __future__ import annotations
 
-from ..device import arrays, streams
-from . import packed, plans
-from .arguments import positive_scale
+from ..device import arrays
+from . import plans
+from .arguments import positive_scale, refuse_config
 from ..device.arrays import LIBRARIES, OTHER, library_of
 from .dense import NO_WINDOW, attention, unsuited
-from .cachecall import CacheCall, understand
+from .cachecall import Arrays, forward_only, left_to_attention, of_many, understand
+from .call import Call
+from .plan import Plan
 from ..kernels.decode.base import MAX_QUERIES
-from ..core.problem import bucket_batch, bucket_length
 from ..device.tensormap import Unmappable
 
 _without_decode: set[tuple] = set()  # keys of decode problems that forward kernels serve
@@ -25,7 +26,8 @@ MAX_REMEMBERED = 4096
 
 def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_table=None, causal=True, cu_seqlens_q=None,
                            max_seqlen_q=None, max_seqlen_k=None, k_scale=None, v_scale=None, num_splits=None, window=NO_WINDOW,
-                           scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None, check=False):
+                           scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None, check=False,
+                           config=None):
     """Attention of q (B, Sq, Hq, D) over the first cache_seqlens[b] keys of each sequence's cache.
 
     The keys of the new queries are already in the cache: with `causal` the last query sees all cache_seqlens[b] keys, the one
@@ -57,45 +59,34 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
             cache_seqlens=cache_seqlens, page_table=page_table, causal=causal, cu_seqlens_q=cu_seqlens_q,
             max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_scale=k_scale, v_scale=v_scale, num_splits=num_splits,
             window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out,
-            check=check))
+            check=check, config=config))
     if library.traced():
+        refuse_config(config)
         return library.ops.attention_with_kvcache(
-    q,
-    k_cache,
-    v_cache,
-    cache_seqlens=cache_seqlens,
-    page_table=page_table,
-    cu_seqlens_q=cu_seqlens_q,
-    max_seqlen_q=max_seqlen_q,
-    max_seqlen_k=max_seqlen_k,
-    k_scale=k_scale,
-    v_scale=v_scale,
-    num_splits=num_splits,
-    causal=causal,
-    window=window,
-    scale=scale,
-    softcap=softcap,
-    sinks=sinks,
-    alibi_slopes=alibi_slopes,
-    return_lse=return_lse,
-     out=out)
-    call = understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, cu_seqlens_q, max_seqlen_q, max_seqlen_k,
-                      k_scale, v_scale, num_splits, window, softcap, sinks, alibi_slopes, out, check)
-    if call.left_to_attention:
+            q, k_cache, v_cache, cache_seqlens=cache_seqlens, page_table=page_table, cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_scale=k_scale, v_scale=v_scale, num_splits=num_splits,
+            causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
+            return_lse=return_lse, out=out)
+    call, given = understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, cu_seqlens_q, max_seqlen_q,
+                             max_seqlen_k, k_scale, v_scale, num_splits, window, softcap, sinks, alibi_slopes, out, check, config)
+    if left_to_attention(call, given):
         return attention(q, k_cache, v_cache, causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
-                         alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
-    result, lse = _empty(call, sinks, return_lse) if call.empty else _launched(call, scale, return_lse)
-    if call.packed:
+                         alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, config=config)
+    empty = not (call.batch and given.queries and call.seqlen_k)
+    result, lse = _empty(call, given, sinks, return_lse) if empty else _launched(call, given, scale, return_lse)
+    if given.packed:
         result, lse = result[0], lse[0] if return_lse else None
     if out is not None:
         result = out
     return (result, lse) if return_lse else result
 
 
-def _launched(call: CacheCall, scale, return_lse: bool) -> tuple:
+def _launched(call: Call, given: Arrays, scale, return_lse: bool) -> tuple:
     """(out, lse or None) of a call that is not empty; packed ones as those of one sequence."""
-    library, few, many = call.library, *plans_of(call)
-    q, (q_view, k_view, v_view) = call.q, call.views
+    library, packed = call.library, given.packed
+    call.stream = library.stream(call.device)
+    few, many, twin = _plans_of(call, given)
+    q, q_view = given.q, given.q_view
     if scale is None:
         scale = (few or many).scale
     else:
@@ -103,58 +94,44 @@ def _launched(call: CacheCall, scale, return_lse: bool) -> tuple:
         if negative:
             q = library.negated(q)
             q_view = library.read(q)
-    unpacked = not call.packed and many is not None  # then its queries are taken as packed, which forward kernels need
-    q, (q_pointer, (outer, rows, heads_q, _), q0, q1, q2, _, _, _) = _suited_queries(library, q, q_view, unpacked)
+    unpacked = not packed and many is not None  # then its queries are taken as packed, which forward kernels need
+    q, (call.q, (outer, rows, heads_q, _), q0, call.q_row_stride, call.q_head_stride, _, _, _) = \
+        _suited_queries(library, q, q_view, unpacked)
     chunk = chunk_of(call)
-    k_cache, (k_pointer, (pages, *_), k0, k1, k2, _, _, _) = _suited_cache(library, call.k_cache, k_view, chunk)
-    v_cache, (v_pointer, (_, _, _, head_dim_v), v0, v1, v2, _, _, _) = _suited_cache(library, call.v_cache, v_view, chunk)
-    out = call.out
+    k_cache, (call.k, _, call.k_batch_stride, call.k_row_stride, call.k_head_stride, _, _, _) = \
+        _suited_cache(library, given.k_cache, given.k_view, chunk)
+    v_cache, (call.v, _, call.v_batch_stride, call.v_row_stride, call.v_head_stride, _, _, _) = \
+        _suited_cache(library, given.v_cache, given.v_view, chunk)
+    out = given.out
     if out is None or unsuited(out_view := library.read(out), True) or unpacked and _gaps(out_view):
-        target = library.empty(q, (outer, rows, heads_q, head_dim_v))
-        out_pointer, o2 = library.pointer(target), head_dim_v
+        target = library.empty(q, (outer, rows, heads_q, call.head_dim_v))
+        call.out, o2 = library.pointer(target), call.head_dim_v
         o1 = heads_q * o2
         o0 = rows * o1
     else:
-        target, (out_pointer, _, o0, o1, o2, _, _, _) = out, out_view
-    lse, lse_pointer = None, 0
+        target, (call.out, _, o0, o1, o2, _, _, _) = out, out_view
+    call.out_row_stride, call.out_head_stride = o1, o2
+    lse, call.lse = None, 0
     if return_lse:
         lse = library.empty_float32(q, (1, heads_q, outer * rows) if unpacked else (outer, heads_q, rows))
-        lse_pointer = library.pointer(lse)
-    sink_pointer, sink_dtype = call.sinks or (0, 0)
-    device, stream, capturing = call.device, library.stream(call.device), arrays.is_capturing
-    pointers = q_pointer, k_pointer, v_pointer, out_pointer, lse_pointer, sink_pointer
-
-    both = few is not None and many is not None
-    if few is not None:
-        lse0 = heads_q * rows
-        if call.packed:
-            q0 = o0 = lse0 = 0
-        decode = (call.launches(few.sized, scale, not both), library, q, device, stream, capturing,
-                  (*pointers, call.lengths, call.starts, call.table, call.k_scale[1], call.v_scale[1]),
-                  (q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, lse0, rows, call.table_stride), call.slopes, both)
+        call.lse = library.pointer(lse)
+    call.like = q
     if many is not None:
-        starts = call.starts
-        if unpacked:
-            steps = library.steps_int32(q, outer + 1, rows)
-            starts = library.pointer(steps)
-        where = packed.Pages(starts, call.lengths, call.table, call.table_stride, pages, 0 if few is None else MAX_QUERIES + 1)
-        forward = (library, q, device, stream, capturing, call.batch, outer * rows, call.capacity,
-                   (*pointers, 0, q1, q2, k0, k1, k2, v0, v1, v2, 0, o1, o2), scale, sink_dtype, call.slopes, where, both)
-        try:
-            ready = many.ready(*forward)
-        except Unmappable:
-            many = plans.without_maps(many, device, capturing(stream))
-            ready = many.ready(*forward)
-    if both:
-        # The forward kernel comes first: the last of its blocks, of 400 us at 32k keys, leave SMs idle, which the decode kernel's
-        # many small ones fill.
-        with streams.beside(device, stream) as other:
-            many.launch(other, ready)
-            few.run(*decode)
-    elif many is not None:
-        many.launch(stream, ready)
+        steps = _complete_twin(twin, call, scale, outer, rows, unpacked, few is not None)
+    if few is not None:
+        call.scale = scale if call.k_scale == 1.0 else positive_scale(scale * call.k_scale)[0]
+        call.lse_head_stride = rows
+        if packed:
+            call.q_batch_stride = call.out_batch_stride = call.lse_batch_stride = 0
+        else:
+            call.q_batch_stride, call.out_batch_stride, call.lse_batch_stride = q0, o0, heads_q * rows
+        if many is None:
+            few.run(call)
+        else:
+            call.pages = 0  # nothing is prefetched: it does not begin before what ran before it has ended
+            _run_both(few, call, many, twin)
     else:
-        few.run(*decode)
+        plans.run(many, twin)
     if out is not None and target is not out:
         library.assign(out, target)
     if return_lse and unpacked:
@@ -162,34 +139,56 @@ def _launched(call: CacheCall, scale, return_lse: bool) -> tuple:
     return target if out is None else out, lse
 
 
-def plans_of(call: CacheCall) -> tuple:
-    """(plan for sequences of up to `MAX_QUERIES` queries, plan for those of more), None where there are none or, of the former,
-    where a forward kernel must serve all. Raises `AttentionError` if no kernel can."""
-    ops = call.ops
-    few = _find(call, "decode") if "decode" in ops else None
-    return few, _find(call, "forward") if few is None or "forward" in ops else None
+def _complete_twin(twin: Call, call: Call, scale: float, outer: int, rows: int, unpacked: bool, shared: bool):
+    """Puts in `twin` what is known only now. Gives what must live until it has been launched."""
+    library, steps = call.library, None
+    twin.scale, twin.like, twin.pages, twin.seqlen_q = scale, call.like, call.pages, outer * rows
+    twin.min_queries = MAX_QUERIES + 1 if shared else 0
+    for name in ("q", "k", "v", "out", "lse", "q_row_stride", "q_head_stride", "k_batch_stride", "k_row_stride", "k_head_stride",
+                 "v_batch_stride", "v_row_stride", "v_head_stride", "out_row_stride", "out_head_stride"):
+        setattr(twin, name, getattr(call, name))
+    twin.q_batch_stride = twin.out_batch_stride = 0
+    if unpacked:
+        steps = library.steps_int32(call.like, outer + 1, rows)
+        twin.cu_seqlens_q = library.pointer(steps)
+    return steps
 
 
-def _find(call: CacheCall, op: str):
-    """The plan for what `call.problem(op)` says, or None if that is "decode" and only forward kernels can serve it."""
-    _, (_, _, heads_q, head_dim), *_ = call.views[0]
-    heads_kv, head_dim_v = call.views[2][1][2:]
-    device, alibi, sinks = call.device, bool(call.slopes), call.sinks is not None
-    batch, keys = bucket_batch(call.batch), bucket_length(call.expected)
-    if op == "decode":
-        key = ("decode", device, call.dtype, call.kv_dtype, heads_q, heads_kv, head_dim, head_dim_v, call.left, call.right,
-               call.softcap, alibi, sinks, call.page_size, batch, call.decode_queries, keys)
-    else:
-        key = ("paged", device, call.dtype, heads_q, heads_kv, head_dim, head_dim_v, call.left, call.right, call.softcap, alibi,
-               sinks, call.page_size or call.capacity, batch, bucket_length(call.queries), keys)
+def _run_both(few: Plan, call: Call, many: Plan, twin: Call) -> None:
+    try:
+        few.run_beside(call, many, twin)
+    except Unmappable:
+        few.run_beside(call, plans.without_maps(many, call.device, arrays.is_capturing(call.stream)), twin)
+
+
+def _plans_of(call: Call, given: Arrays) -> tuple:
+    """(plan for sequences of up to `MAX_QUERIES` queries, plan for those of more, its call), None where there are none or, of the
+    former, where a forward kernel must serve all. Raises `AttentionError` if no kernel can."""
+    config, mixed = call.config, given.packed and given.queries > MAX_QUERIES
+    of_forward = config is not None and plans.op_of(config) == "forward"
+    few = many = twin = None
+    if of_forward and mixed:
+        call.config = None  # it is for the sequences of many queries
+    if mixed or given.queries <= MAX_QUERIES and not of_forward:
+        few = _few(call, given)
+    if few is None or given.queries > MAX_QUERIES:
+        twin = of_many(call, given)
+        twin.stream, twin.config = call.stream, config if of_forward or few is None else None
+        many = plans.find(twin.key()) or plans.plan_of(twin)
+    return few, many, twin
+
+
+def _few(call: Call, given: Arrays):
+    """The plan of decode kernels, or None if only forward kernels can serve these."""
+    key = call.key()
     plan = plans.find(key)
     if plan is None and key not in _without_decode:
-        if op == "decode" and call.forward_only(plans.detect(device)):
+        if call.config is None and forward_only(call, given, plans.detect(call.device)):
             if len(_without_decode) >= MAX_REMEMBERED:
                 _without_decode.clear()
             _without_decode.add(key)
             return None
-        plan = plans.make(call.problem(op), device, arrays.is_capturing(call.library.stream(device)))
+        plan = plans.plan_of(call)
     return plan
 
 
@@ -217,7 +216,7 @@ def _suited_cache(library, array, view: tuple, chunk: int) -> tuple:
     return array, view
 
 
-def chunk_of(call: CacheCall) -> int:
+def chunk_of(call: Call) -> int:
     """Elements of a cache in 16 bytes, less 1."""
     return 15 if call.kv_dtype == "e4m3" else 7
 
@@ -235,11 +234,11 @@ def unsuited_cache(view: tuple, chunk: int) -> str | None:
     return None
 
 
-def _empty(call: CacheCall, sinks, return_lse: bool) -> tuple:
+def _empty(call: Call, given: Arrays, sinks, return_lse: bool) -> tuple:
     """(out, lse or None) where there is no query or no room for a key: nothing to launch."""
-    library, shape = call.library, (*call.views[0][1][:3], call.views[2][1][3])
-    out = library.empty(call.q, shape) if call.out is None else call.out
-    lse = library.empty_float32(call.q, (shape[0], shape[2], shape[1])) if return_lse else None
+    library, shape = call.library, (*given.q_view[1][:3], call.head_dim_v)
+    out = library.empty(given.q, shape) if given.out is None else given.out
+    lse = library.empty_float32(given.q, (shape[0], shape[2], shape[1])) if return_lse else None
     if 0 not in shape:
         library.zero(out)
         if return_lse:

@@ -9,13 +9,16 @@ import math
 import threading
 import warnings
 
-from . import binding, decoding, gradients, packed
-from ..device import launch, counters
+from .call import Call
+from .plan import Plan
+from ..device import launch
 from ..device.arrays import AttentionError, is_capturing
+from ..device.tensormap import Unmappable
+from ..core.config import Config, ConfigError
 from ..core.gpu import Gpu, detect
-from ..kernels import candidates, kernel_of
+from ..kernels import candidates, config_from_text, kernel_of
 from ..database.lookup import OF_DEFAULT, QUICK_TUNE_S, TIERS, Match, NoKernelError, lookup
-from ..core.problem import Problem, bucket_batch, bucket_length
+from ..core.problem import Problem
 
 WORTH_SAYING = 1.05  # bound of the slowdown
 MAX_PLANS = 4096  # a plan is small; its module stays loaded when it goes, for a captured graph may hold it
@@ -33,75 +36,60 @@ class UntunedWarning(UserWarning):
     """A call is served by the nearest known config, because its problem has not been tuned on this GPU."""
 
 
-class Plan:
-    """A kernel, its config and its loaded binary, for every problem of one bucket on one device."""
-
-    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_fields", "_packer", "_idle", "_workspace",
-                 "_launches")
-
-    def __init__(self, match: Match, loaded: launch.Loaded):
-        problem, config = match.problem, match.config
-        self.match, self.kernel = match, kernel_of(config)
-        self.scale = problem.head_dim**-0.5
-        self.aligned = self.kernel.aligned
-        self.calls = 0  # for `stats`
-        self.unmapped: Plan | None = None  # what runs instead for arrays that the kernel's tensor maps cannot describe
-        self._fields, self._packer, self._idle, self._workspace = binding.bind(problem, config, match.gpu.sms)
-        self._launches = tuple(loaded.bound(step).launch for step in self.kernel.plan(problem, config))
-
-    def run(self, batch: int, seqlen_q: int, seqlen_k: int, library, like, device: int, stream: int, arrays: tuple, scale: float,
-            sink_dtype: int, slopes: tuple = ()) -> None:
-        """Launches on `stream` for exact sizes, which must be of this plan's bucket.
-
-        `arrays` and `slopes` are what `binding.Binding` takes. A counter and workspace, if they are needed, come from `library`,
-        for the device of `like`; the workspace may be used again once the call has returned, by later work on the stream. Raises
-        `tensormap.Unmappable` for arrays that this plan's kernel cannot take in place; `without_maps` has the plan that can.
-        """
-        grids, values, draws = self._fields(batch, seqlen_q, seqlen_k, arrays, scale, sink_dtype, slopes)
-        if draws:
-            pointer, keep = counters.take(library, like, device, stream, 1, is_capturing(stream))
-            values = *values, pointer
-        else:
-            values += self._idle
-        if self._workspace:
-            space = library.workspace(like, self._workspace * batch * seqlen_q, is_capturing(stream))
-            values = *values, library.pointer(space)
-        for launch_step, grid in zip(self._launches, grids):
-            launch_step(grid, stream, self._packer, values)
-        self.calls += 1
+def plan_of(call: Call) -> Plan:
+    """The plan that serves `call`, made if need be. Raises as `make` does."""
+    return find(call.key()) or make(call.problem(), call.device, is_capturing(call.stream), call.config)
 
 
-def key_of(problem: Problem, device: int) -> tuple:
-    """The key of `problem`'s bucket. `attention` writes the same tuple out, without a Problem."""
-    p = problem.simplified()
-    if p.op == "decode":
-        return decoding.key_of(p, device)
-    if p.op == "backward":
-        return gradients.key_of(p, device)
-    if p.packed:
-        return packed.key_of(p, device)
-    return (device, p.dtype, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.window_left, p.window_right, float(p.softcap),
-            p.alibi, p.sinks, bucket_batch(p.batch), bucket_length(p.seqlen_q), bucket_length(p.seqlen_k))
+def run(plan: Plan, call: Call) -> None:
+    """Launches `call`, with the plan that takes its arrays if `plan` cannot."""
+    try:
+        plan.run(call)
+    except Unmappable:  # strides of 0 or below, which only TMA refuses: asked afterwards, it costs others nothing
+        without_maps(plan, call.device, is_capturing(call.stream)).run(call)
 
 
-def make(problem: Problem, device: int, capturing: bool = False) -> Plan:
-    """The plan for `problem` on CUDA device `device`, compiled and loaded if need be, and kept.
+def make(problem: Problem, device: int, capturing: bool = False, config: Config | str | None = None) -> Plan:
+    """The plan for `problem` on CUDA device `device`, compiled and loaded if need be, and kept; with `config`, or else with what
+    lookup chooses.
 
-    Raises `AttentionError` if no kernel can serve it, or if `capturing` and something would have to be loaded.
+    Raises `AttentionError` if no kernel, or not this config, can serve it, or if `capturing` and something would have to be loaded.
     """
     problem = problem.simplified()
-    key = key_of(problem, device)
+    key = Call.of(problem, device, config).key()
     with _lock:
         plan = _plans.get(key)
         if plan is None:
-            match = match_for(problem, detect(device))
-            kind = gradients.BackwardPlan if problem.op == "backward" else decoding.DecodePlan if problem.op == "decode" else packed.PackedPlan if problem.packed else Plan
-            plan = kind(*_load(match, device, capturing))
-            _tell(plan.match)
+            gpu = detect(device)
+            match = match_for(problem, gpu) if config is None else match_of(problem, config, gpu)
+            plan = Plan(*_load(match, device, capturing))
+            if config is None:
+                _tell(plan.match)
             while len(_plans) >= MAX_PLANS:
                 _retire(_plans.pop(next(iter(_plans))))
             _plans[key] = plan
     return plan
+
+
+def op_of(config: Config | str) -> str:
+    """The operation that a config's kernel computes. Raises `AttentionError` for text that is no config."""
+    return kernel_of(_config(config)).op
+
+
+def _config(config: Config | str) -> Config:
+    try:
+        return config_from_text(str(config))
+    except ConfigError as error:
+        raise AttentionError(f"{error}; `autotune lookup` prints configs as they are written") from None
+
+
+def match_of(problem: Problem, config: Config | str, gpu: Gpu) -> Match:
+    """The match of a config that the caller chose. Raises `AttentionError` unless it can serve."""
+    config = _config(config)
+    kernel = kernel_of(config)
+    if reason := kernel.reject(problem, gpu) or kernel.illegal(problem.static, config, gpu):
+        raise AttentionError(f"config {config} cannot serve {problem} on {gpu.name}: {reason}")
+    return Match(config, "exact", "predicted", problem, gpu)
 
 
 def without_maps(plan: Plan, device: int, capturing: bool = False) -> Plan:
@@ -112,7 +100,7 @@ def without_maps(plan: Plan, device: int, capturing: bool = False) -> Plan:
     with _lock:
         if plan.unmapped is None:
             match = match_without_maps(plan.match.problem, plan.match.gpu)
-            plan.unmapped = type(plan)(*_load(match, device, capturing, "make this call once, with arrays of these strides,"))
+            plan.unmapped = Plan(*_load(match, device, capturing, "make this call once, with arrays of these strides,"))
     return plan.unmapped
 
 

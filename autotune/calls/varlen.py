@@ -7,19 +7,16 @@ Where sequences begin stays on the device, so a captured CUDA graph can be repla
 
 from __future__ import annotations
 
-from ..device import arrays
 from . import plans
-from .arguments import check_out, check_sinks, number, positive_scale, readable_slopes, records, window_bounds
+from .arguments import check_out, number, positive_scale, read_sinks, read_slopes, records, refuse_config, window_bounds
+from .call import Call
 from ..device.arrays import LIBRARIES, OTHER, AttentionError, library_of
 from .dense import NO_WINDOW, suited, unsuited
-from .packed import Lengths
-from ..core.problem import bucket_batch, bucket_length
-from ..device.tensormap import Unmappable
 from .varlenchecks import describe_varlen, longest_of, read_packed
 
 
 def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, causal=False, window=NO_WINDOW,
-                     scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None):
+                     scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None, config=None):
     """`attention` of each of B sequences that are packed: q (total_q, Hq, D), k (total_k, Hkv, D), v (total_k, Hkv, Dv).
 
     Sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and the keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]; both
@@ -35,8 +32,9 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
     if library is OTHER:
         return _through_cupy((q, k, v, cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), dict(
             causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
-            return_lse=return_lse, out=out))
+            return_lse=return_lse, out=out, config=config))
     if library.traced():
+        refuse_config(config)
         return library.ops.attention_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=causal,
             window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
@@ -64,7 +62,7 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
             starts = [each.contiguous() for each in (cu_seqlens_q, cu_seqlens_k)]
             places = *starts, longest_of("max_seqlen_q", max_seqlen_q, total_q), longest_of("max_seqlen_k", max_seqlen_k, total_k)
             return attend(attention_varlen, library, q, k, v, places, Packed(*places), causal=causal, window=window, scale=scale,
-                          softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
+                          softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, config=config)
     batch = size - 1
     if out is not None:
         read_packed(library, "out", out)
@@ -75,29 +73,28 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
     if type(softcap) is not float:
         softcap = number(softcap)
     left, right = (None, 0 if causal else None) if window is NO_WINDOW else window_bounds(window, causal)
-    if sinks is None:
-        sink_pointer = sink_dtype = 0
-    else:
-        sink_pointer, sink_stride, sink_dtype = check_sinks(library, sinks, heads_q, device)
-        if sink_stride != 1:
-            sinks = library.packed(sinks)
-            sink_pointer = library.pointer(sinks)
-    slopes = ()
+    call = Call()
+    call.op, call.kv = "forward", "varlen"
+    call.library, call.device, call.config = library, device, config
+    call.dtype = call.kv_dtype = dtype_name
+    call.page_size, call.deterministic = 0, False
+    call.heads_q, call.heads_kv, call.head_dim, call.head_dim_v = heads_q, heads_kv, head_dim, head_dim_v
+    call.window_left, call.window_right, call.softcap = left, right, softcap
+    call.batch, call.seqlen_q, call.seqlen_k, call.longest_q, call.longest_k = batch, total_q, total_k, longest_q, longest_k
+    call.sinks = call.sink_dtype = call.alibi_slopes = 0
+    if sinks is not None:
+        sinks = read_sinks(call, sinks)
     if alibi_slopes is not None:
-        alibi_slopes, slopes = readable_slopes(library, alibi_slopes, batch, heads_q, device)
+        alibi_slopes = read_slopes(call, alibi_slopes)
     if not (batch and total_q and total_k):
         return _empty(library, q, (total_q, heads_q, head_dim_v), sinks, scale, return_lse, out)
-
-    plan = plans.find(("varlen", device, dtype_name, heads_q, heads_kv, head_dim, head_dim_v, left, right, softcap,
-                       alibi_slopes is not None, sinks is not None, 0, bucket_batch(batch), bucket_length(longest_q),
-                       bucket_length(longest_k)))
-    if plan is None:
-        plan = _new_plan(q, k, v, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, causal, window, softcap, sinks, alibi_slopes)
+    call.stream = library.stream(device)
+    plan = plans.find(call.key()) or plans.plan_of(call)
 
     if scale is None:
-        scale = plan.scale
+        call.scale = plan.scale
     else:
-        scale, negative = positive_scale(scale)
+        call.scale, negative = positive_scale(scale)
         if negative:
             q = library.negated(q)
             q_pointer, _, (q0, q1, q2), _, _ = vector(q)
@@ -113,23 +110,22 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
     if step_k != 1 and size > 1:
         cu_seqlens_k = library.packed(cu_seqlens_k)
         starts_k = library.pointer(cu_seqlens_k)
+    call.like, call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k = q, q_pointer, k_pointer, v_pointer, starts_q, starts_k
+    call.q_batch_stride = call.k_batch_stride = call.v_batch_stride = call.out_batch_stride = 0
+    call.q_row_stride, call.q_head_stride, call.k_row_stride, call.k_head_stride = q0, q1, k0, k1
+    call.v_row_stride, call.v_head_stride = v0, v1
     target = out
     if out is None or unsuited(library.read(out[None]), aligned):
         # Rows of no sequence keep what they have where the caller can see it.
         target = library.empty(q, (total_q, heads_q, head_dim_v)) if out is None else library.packed(out)
-        out_pointer, o1 = library.pointer(target), head_dim_v
+        call.out, o1 = library.pointer(target), head_dim_v
         o0 = heads_q * o1
     else:
-        out_pointer, _, (o0, o1, _), _, _ = vector(out)
+        call.out, _, (o0, o1, _), _, _ = vector(out)
+    call.out_row_stride, call.out_head_stride = o0, o1
     lse = library.empty_float32(q, (heads_q, total_q)) if return_lse else None
-
-    call = (library, q, device, library.stream(device), arrays.is_capturing, batch, total_q, total_k,
-            (q_pointer, k_pointer, v_pointer, out_pointer, library.pointer(lse) if return_lse else 0, sink_pointer,
-             0, q0, q1, 0, k0, k1, 0, v0, v1, 0, o0, o1), scale, sink_dtype, slopes, Lengths(starts_q, starts_k))
-    try:
-        plan.run(*call)
-    except Unmappable:  # strides of 0 or below, which only the copy engine refuses: asked afterwards, it costs others nothing
-        plans.without_maps(plan, device, arrays.is_capturing(call[3])).run(*call)
+    call.lse = library.pointer(lse) if return_lse else 0
+    plans.run(plan, call)
     if out is None:
         out = target
     elif target is not out:
@@ -150,11 +146,6 @@ def _sentence(error: Exception, *arguments) -> Exception:
     except ValueError as better:
         return better
     return error
-
-
-def _new_plan(*arguments):
-    described = describe_varlen(*arguments)
-    return plans.make(described.problem, described.device, arrays.is_capturing(described.library.stream(described.device)))
 
 
 def _empty(library, q, shape, sinks, scale, return_lse: bool, out):

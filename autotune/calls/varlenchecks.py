@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .arguments import Described, check_out, check_sinks, check_slopes, integer, number, window_bounds
 from ..device.arrays import OTHER, AttentionError, library_of
-from .cachechecks import integers
+from .cachecall import integers
 from ..core.problem import MAX_LENGTH, Problem
 
 _SHAPES = {"q": "(total_q, heads_q, head_dim)", "k": "(total_k, heads_kv, head_dim)", "v": "(total_k, heads_kv, head_dim_v)",

@@ -24,6 +24,8 @@ class Layout:
     some are as long as can be, some are empty, most are in between.
     """
 
+    min_queries = 0  # of a sequence: those of fewer are another kernel's, whose launch shares the call
+
     def __init__(self, problem: Problem, kind: str, seed: int, xp=np, sequences: Sequence[tuple[int, int]] | None = None):
         self.problem, self.xp = problem, xp
         self.queries = np.full(problem.batch, problem.seqlen_q, np.int64)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable
 
-from ..calls import binding, decoding, gradients, packed
+from ..calls.call import Call
+from ..calls.plan import Plan, place
+from .calls import call_of, parts_of
 from ..cuda import compile
 from .. import kernels
 from ..device import launch
 from .checkers import check_launch
 from ..core.config import Config
 from ..core.gpu import Gpu, detect
-from .inputs import Inputs
-from ..kernels.forward.base import TENSORS
+from ..database.lookup import Match
 from ..core.problem import Problem
 
 SAMPLED_ABOVE_FLOPS = 1e12  # beyond this, a float64 reference of every block takes minutes
@@ -55,34 +56,35 @@ def runner(problem: Problem, config: Config, binary, device: int) -> Callable:
     is asked for, which is when results are checked, the workspace is poisoned first and the counter must come back to 0."""
     import cupy
 
-    if problem.op == "backward":
-        return gradients.runner(problem, config, binary, device)
-    if problem.op == "decode":
-        return decoding.runner(problem, config, binary, device)
-    if problem.packed:
-        return packed.runner(problem, config, binary, device)
-    loaded = launch.load(binary, device)
-    launches = [loaded.bound(step).launch for step in kernels.kernel_of(config).plan(problem, config)]
-    fields, packer, idle, workspace = binding.bind(problem, config, detect(device).sms)
-    counter = cupy.zeros(1, cupy.uint32)
-    space = cupy.empty(workspace * problem.batch * problem.seqlen_q, cupy.float32)
-    sizes = problem.batch, problem.seqlen_q, problem.seqlen_k
+    plan = Plan(Match(config, "default", "predicted", problem, detect(device)), launch.load(binary, device))
+    spaces: dict[int, object] = {}
+    counters = cupy.zeros(0, cupy.uint32)
 
-    def run(inputs: Inputs, out, lse) -> None:
-        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": out}
-        pointers = [arrays[name].data.ptr for name in TENSORS]
-        pointers += [0 if array is None else array.data.ptr for array in (lse, inputs.sinks)]
-        strides = [stride // array.itemsize for array in arrays.values() for stride in array.strides[:3]]
-        slopes = () if inputs.alibi_slopes is None else (inputs.alibi_slopes.data.ptr, inputs.slopes_batch_stride)
-        if lse is not None:
-            space.fill(cupy.nan)
-        grids, values, draws = fields(*sizes, (*pointers, *strides), inputs.scale, 0, slopes)
-        values = *values, *((counter.data.ptr,) if draws else idle), *((space.data.ptr,) if workspace else ())
-        stream = cupy.cuda.get_current_stream().ptr
-        for launch_step, grid in zip(launches, grids):
-            launch_step(grid, stream, packer, values)
-        if lse is not None and draws and int(counter[0]):
-            raise launch.LaunchError(f"{config} left its counter at {int(counter[0])}, not 0, so the next launch would be wrong")
+    def run(given, results, lse) -> None:
+        nonlocal counters
+        checked = lse is not None or problem.op == "backward"
+
+        def lend(call: Call, _) -> None:
+            nonlocal counters
+            floats = sum(floats + -floats % 4 for _, floats in call.lent)
+            if floats:
+                space = spaces.get(floats)
+                if space is None:
+                    space = spaces[floats] = cupy.empty(floats, cupy.float32)
+                if checked:
+                    space.fill(cupy.nan)
+                place(call, space.data.ptr)
+            if call.counters:
+                if counters.size < call.counters:
+                    counters = cupy.zeros(call.counters, cupy.uint32)
+                call.tickets = counters.data.ptr
+
+        inputs, arrays = parts_of(problem, given, results, lse)
+        call = call_of(problem, inputs, arrays, lambda name, array: array.data.ptr)
+        call.stream = cupy.cuda.get_current_stream().ptr
+        plan.run(call, lend)
+        if checked and call.counters and bool(counters.any()):
+            raise launch.LaunchError(f"{config} left counters that are not 0 behind, so the next launch would be wrong")
 
     return run
 

@@ -27,7 +27,7 @@ def passed_over(match: Match) -> dict[str, str]:
     for kernel in KERNELS.values():
         if kernel is chosen:
             break
-        if not kernel.name.startswith(f"{match.problem.op}_"):
+        if kernel.op != match.problem.op:
             continue
         reasons[kernel.name] = kernel.reject(match.problem, match.gpu) or \
             "it can serve this, but the database has a faster config"

@@ -1,6 +1,6 @@
 """A second stream beside a caller's, for two launches of one call that may run at the same time.
 
-    with fork.beside(device, stream) as other:
+    with streams.beside(device, stream) as other:
         first.launch(other, ...)
         second.launch(stream, ...)     # on SMs that the first one leaves
 
@@ -36,12 +36,20 @@ class Beside:
             self.stream = runtime.streamCreateWithFlags(NON_BLOCKING)
             self._begin, self._end = (runtime.eventCreateWithFlags(NO_TIMING) for _ in range(2))
 
-    def __enter__(self) -> int:
+    def begin(self) -> Beside:
+        """What is enqueued here from now on waits for what has been on the caller's stream."""
         self._order(self._begin, self._of, self.stream)
-        return self.stream
+        return self
+
+    def join(self) -> None:
+        """What is enqueued on the caller's stream from now on waits for what has been here."""
+        self._order(self._end, self.stream, self._of)
+
+    def __enter__(self) -> int:
+        return self.begin().stream
 
     def __exit__(self, *_) -> None:
-        self._order(self._end, self.stream, self._of)
+        self.join()
 
     def _order(self, event: int, before: int, after: int) -> None:
         """What is enqueued on `after` from now on waits for what has been on `before`."""
@@ -57,6 +65,11 @@ def beside(device: int, stream: int) -> Beside:
     if found is None:
         found = _beside.setdefault(key, Beside(device, stream))
     return found
+
+
+def fork(device: int, stream: int) -> Beside:
+    """The stream beside `stream`, begun; its `join` must follow."""
+    return beside(device, stream).begin()
 
 
 def _cuda() -> tuple:

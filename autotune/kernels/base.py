@@ -6,13 +6,17 @@ import itertools
 import struct
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Callable, Iterator, Mapping, NamedTuple
+from typing import Callable, Iterator, Mapping, NamedTuple, Protocol
 
 from ..core.config import Config, Parameter, Value, typed
 from ..core.gpu import Gpu
 from ..core.problem import Problem, Static
 
 WARP_SIZE = 32
+UNBOUNDED = 2**30 - 2**16  # a window side that hides nothing
+LOG2E = 1.4426950408889634
+MAX_FLOAT = 3.4e38  # what a float of Params can hold
+LEAST_ALIBI_SCALE = 1e-30  # slopes are divided by the scale, and must stay floats; scores this small are 0 beside any slope
 
 # C type in the Params struct -> struct format code. Natural alignment; sizes are those of every CUDA target.
 FIELD_CODES = {"TensorMap": "128s", "pointer": "Q", "long long": "q", "int": "i", "unsigned": "I", "float": "f"}
@@ -20,11 +24,16 @@ FIELD_CODES = {"TensorMap": "128s", "pointer": "Q", "long long": "q", "int": "i"
 
 @dataclass(frozen=True)
 class Field:
-    """One member of a kernel's Params. `type` is a C type; a pointer type ends in ``*``."""
+    """One member of a kernel's Params. `type` is a C type; a pointer type ends in ``*``.
+
+    `of` says where a launch takes the value from: an expression over what `Kernel.known` gives for a problem and config, and else
+    over the fields of a `Call`. Without it the value is that of the same name.
+    """
 
     type: str
     name: str
     doc: str = ""
+    of: str = ""
 
     @property
     def code(self) -> str:
@@ -53,6 +62,11 @@ def reciprocal(divisor: int) -> tuple[int, int]:
     return (1 << 31 + shift) // divisor + 1, shift
 
 
+def bounded(side: int | None) -> int:
+    """A side of a window, as kernels take it."""
+    return UNBOUNDED if side is None else min(side, UNBOUNDED)
+
+
 class Map(NamedTuple):
     """One TensorMap member of Params: boxes of `heads` x `rows` x `columns` of a tensor (q, k, v or out), with the 128-byte
     swizzle."""
@@ -76,12 +90,32 @@ class Step(NamedTuple):
     cluster: int = 1  # blocks that run together and read each other's shared memory (sm_90); the grid is a multiple
 
 
+class Sized(Protocol):
+    """What a launch is sized by, and what it needs: fields of a `Call` (calls/call.py has all of them).
+
+    A sizer may set `lent`, (name of a pointer, float32 values) for each workspace that the launch needs, `counters`, how many
+    counters that are 0 it draws from, and `cluster`, blocks of a cluster of the first step.
+    """
+
+    batch: int
+    seqlen_q: int  # of sequences that are packed: of all together
+    seqlen_k: int
+    lent: tuple[tuple[str, int], ...]
+    counters: int
+    cluster: int
+
+
+Sizer = Callable[[Sized], "tuple[int, ...]"]  # gives the grid of each step of the plan, 0 for one that is not needed
 Rule = Callable[[Static, Mapping[str, Value], Gpu], "str | None"]
 
 
 class Kernel:
-    """Base of the kernels. A subclass fills in the class attributes and the methods that raise NotImplementedError."""
+    """Base of the kernels. A subclass fills in the class attributes and the methods that raise NotImplementedError.
 
+    What is not declared here, no caller may ask of a kernel without knowing its class.
+    """
+
+    op: str  # of the problems that it computes
     name: str
     template: str
     summary: str
@@ -90,10 +124,30 @@ class Kernel:
     fields: tuple[Field, ...]  # of Params, in order
     min_arch: int
     sized: tuple[str, ...] = ()  # launch parameters that follow from sizes: what `fitted` chooses
+    dtypes: tuple[str, ...]  # of q, and of what has its dtype
+    sources: tuple[str, ...]  # of keys and values
+    aligned: bool  # needs 16-byte aligned bases and strides that are multiples of 16 bytes
+    draws = False  # whether Params has `tickets` from which blocks may draw their work
 
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:
-        """Why this kernel cannot serve `problem` on `gpu`, or None."""
-        raise NotImplementedError
+        """Why this kernel cannot serve `problem` on `gpu`, or None. A subclass asks this first or last."""
+        if problem.op != self.op:
+            return f"it computes {self.op} problems, not {problem.op}"
+        if gpu.arch < self.min_arch:
+            return f"it needs compute capability {self.min_arch / 10}, the GPU has {gpu.arch / 10}"
+        if problem.dtype not in self.dtypes:
+            return f"it computes {', '.join(self.dtypes)}, not {problem.dtype}"
+        if reason := self.reject_dtypes(problem, gpu):
+            return reason
+        if problem.kv not in self.sources:
+            return f"it reads {' and '.join(self.sources)} keys and values, not {problem.kv} ones"
+        return None
+
+    def reject_dtypes(self, problem: Problem, gpu: Gpu) -> str | None:
+        """Why dtypes other than that of the queries cannot be served, or None."""
+        if problem.kv_dtype != problem.dtype or problem.out_dtype != problem.dtype:
+            return "keys, values and output must have the dtype of the queries"
+        return None
 
     def target(self, gpu: Gpu) -> str:
         """The -arch to compile for."""
@@ -132,7 +186,26 @@ class Kernel:
         """The launches that compute `problem`, in order."""
         raise NotImplementedError
 
+    def bind(self, problem: Problem, config: Config) -> Sizer:
+        """What sizes a launch of `config`, for problems like `problem` but for batch and lengths. A warm call runs it: 0.3 us, where
+        a Problem of new sizes and its plan take 2 even without validation."""
+        raise NotImplementedError
+
+    def known(self, problem: Problem, config: Config) -> dict[str, Value]:
+        """What fields of Params may name besides those of a call: the same for every problem of a plan."""
+        values = {parameter.name: int(config[parameter.name]) for parameter in self.parameters if parameter.kind == "launch"}
+        page = reciprocal(problem.page_size) if problem.page_size else (0, 0)
+        return {**values, "heads_q": problem.heads_q, "heads_kv": problem.heads_kv, "group": problem.group,
+                "window_left": bounded(problem.window_left), "window_right": bounded(problem.window_right),
+                "softcap": problem.softcap, "page_size": problem.page_size, "page_magic": page[0], "page_shift": page[1],
+                "LOG2E": LOG2E, "MAX_FLOAT": MAX_FLOAT, "LEAST_ALIBI_SCALE": LEAST_ALIBI_SCALE}
+
+    def most_cluster(self, config: Config) -> int:
+        """Blocks of a cluster of the first step at the most, 1 if there are none."""
+        return 1
+
     def workspace_bytes(self, problem: Problem, config: Config) -> int:
+        """Of device memory that a launch is lent."""
         return 0
 
     def maps(self, problem: Problem, config: Config) -> tuple[Map, ...]:

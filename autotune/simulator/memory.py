@@ -111,9 +111,9 @@ def _span(array: np.ndarray) -> tuple[int, bytes, bytes]:
     return low, bytes(raw), mask.tobytes()
 
 
-def tensor_map(shape: Map, array: np.ndarray, address: int) -> bytes:
-    """The 128 bytes of runtime/sim.hpp's Tensor for a (batch, rows, heads, columns) array."""
-    batch, rows, heads, columns = array.shape
-    batch_stride, row_stride, head_stride, _ = array.strides
+def tensor_map(shape: Map, itemsize: int, address: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
+    """The 128 bytes of runtime/sim.hpp's Tensor for a (batch, rows, heads, columns) array with these strides, in elements, of all but
+    the last axis."""
+    (batch, rows, heads, columns), (batch_stride, row_stride, head_stride) = sizes, (stride * itemsize for stride in strides)
     return struct.pack("16Q", address, columns, rows, heads, batch, row_stride, head_stride, batch_stride,
-                       shape.columns, shape.rows, shape.heads, array.itemsize, SWIZZLE_BYTES, 0, 0, 0)
+                       shape.columns, shape.rows, shape.heads, itemsize, SWIZZLE_BYTES, 0, 0, 0)

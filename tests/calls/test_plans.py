@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autotune
-from autotune.calls import plans
+from autotune.calls import binding, plans
+from autotune.calls.call import Call
 from autotune.device.arrays import AttentionError
 from autotune.kernels import KERNELS
 from autotune.kernels.forward.base import ForwardKernel
@@ -40,7 +41,7 @@ def test_the_key_of_a_call_is_the_key_of_its_problem(data):
         autotune.attention(q, k, v, causal=causal, window=window, sinks=sinks)
         problem = Problem(**sizes, head_dim=64, window_left=window[0], window_right=0 if causal else window[1],
                           sinks=sinks is not None)
-        assert asked == [plans.key_of(problem, 0)] and asked[0] in plans._plans
+        assert asked == [Call.of(problem.simplified(), 0).key()] and asked[0] in plans._plans
 
 
 FORWARD = [name for name, kernel in KERNELS.items() if isinstance(kernel, ForwardKernel)]
@@ -53,15 +54,21 @@ def test_what_a_warm_call_launches_is_the_kernels_plan_and_arguments(kernel, dat
     config = data.draw(st.sampled_from(kernel.space(like, GPU)))
     sizes = data.draw(st.integers(0, 100)), data.draw(length), data.draw(length)
     problem = replace(like, batch=sizes[0], seqlen_q=sizes[1], seqlen_k=sizes[2])
-    grids, scalars = kernel.bind(like, config)(*sizes, scale, sink_dtype)
+    call = Call.of(problem, 0)
+    for n, name in enumerate(("q", "k", "v", "out", "lse", "sinks", "alibi_slopes", "pages", "tickets")):
+        setattr(call, name, 1024 * n)
+    for tensor in ("q", "k", "v", "out"):
+        call.set_strides(tensor, 800, 80, 8)
+    call.batch, call.seqlen_q, call.seqlen_k, call.scale, call.sink_dtype, call.lent = *sizes, scale, sink_dtype, ()
+    bound = binding.bind(like, config, lambda blocks: 2**40, lambda *_: b"")
+    grids = bound.sized(call)
+    for name, floats in call.lent:
+        setattr(call, name, 64)
     assert grids == tuple(step.grid for step in kernel.plan(problem, config))
     heads = 2 * math.ceil(4 / kernel.block_heads(config))  # sets of heads that a block may own
     blocks = sizes[0] * heads * math.ceil(sizes[1] / kernel.block_queries(config))
     assert grids[0] == blocks * config.values.get("num_splits", 1)
-    names = [field.name for field in kernel.params(like.static, config)]
-    named = dict(zip(names[names.index("batch"):], scalars))
-    assert scalars == kernel.arguments(problem, config, scale, sink_dtype)
-    assert set(names[names.index("batch") + len(scalars):]) <= {"tickets", "workspace"}
+    named = dict(zip([field.name for field in kernel.params(like.static, config)], bound.fields(call)))
     assert (named["batch"], named["seqlen_q"], named["seqlen_k"], named["heads_q"], named["group"]) == (*sizes, 8, 4)
     assert named["sink_dtype"] == sink_dtype and named["scale_log2"] == pytest.approx(scale * math.log2(math.e))
     assert all(named[p.name] == config[p.name] for p in kernel.parameters if p.name in named)
@@ -71,7 +78,7 @@ def test_a_call_that_splits_keys_lends_a_workspace_to_both_of_its_launches(gpu):
     q, k, v = qkv(batch=1, seqlen_q=100, seqlen_k=3000)
     gpu.compute = "bf16", 64, 64
     out, lse = autotune.attention(q, k, v, return_lse=True)
-    config = plans.find(plans.key_of(Problem(heads_q=4, heads_kv=2, seqlen_q=100, seqlen_k=3000, head_dim=64), 0)).match.config
+    config = plans.find(Call.of(Problem(heads_q=4, heads_kv=2, seqlen_q=100, seqlen_k=3000, head_dim=64), 0).key()).match.config
     first, second = gpu.calls
     assert config["num_splits"] == first["num_splits"] > 1 and first == second and first["workspace"]
     floats = config["num_splits"] * 4 * 100 * 66

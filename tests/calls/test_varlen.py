@@ -12,7 +12,7 @@ import autotune
 from autotune.calls import plans
 from autotune.device.arrays import DTYPE_NAMES, AttentionError
 from autotune.check.numerics import array_dtype, to_float32
-from autotune.calls.packed import key_of
+from autotune.calls.call import Call
 from autotune.core.problem import Problem, ProblemError
 
 QUERIES, KEYS = (4, 0, 1, 6), (7, 3, 1, 0)
@@ -125,7 +125,7 @@ def test_lengths_never_change_the_plan_but_by_their_bucket(gpu):
     out = agrees(gpu, call, causal=True)
     assert (out.array == agrees(gpu, (*call[:5], 1, 1), causal=True).array).all()  # too small: another config at the most
     problem = Problem(kv="varlen", batch=4, heads_q=4, heads_kv=2, seqlen_q=6, seqlen_k=7, head_dim=64, window_right=0)
-    assert plans.find(key_of(problem, 0)) is not None
+    assert plans.find(Call.of(problem, 0).key()) is not None
 
 
 def test_nothing_to_do_launches_nothing(gpu):

@@ -51,9 +51,9 @@ def test_each_thread_has_its_own_default_stream(gpu):
         thread.join()
     (a, shared), (b, same) = alive, found[0]
     assert a is not b and shared is same
-    counters = {counters.take(gpu.library, LIKE, 0, stream, 1, False)[0] for stream in (2, 7)}
+    own = {counters.take(gpu.library, LIKE, 0, stream, 1, False)[0] for stream in (2, 7)}
     other = []
     thread = threading.Thread(target=lambda: other.extend(counters.take(gpu.library, LIKE, 0, s, 1, False)[0] for s in (2, 7)))
     thread.start()
     thread.join()
-    assert len(counters) == 2 and other[0] not in counters and other[1] in counters
+    assert len(own) == 2 and other[0] not in own and other[1] in own

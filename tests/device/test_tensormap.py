@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.calls import binding
+from autotune.calls.call import Call
 from autotune.device import tensormap
 from autotune.kernels import KERNELS
 from autotune.kernels.base import Map, params_bytes, params_format
@@ -67,34 +68,52 @@ def test_maps_are_kept_and_told_apart():
 
 FORWARD = [kernel for kernel in KERNELS.values() if isinstance(kernel, ForwardKernel)]
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=2, seqlen_q=300, seqlen_k=700, head_dim=128, head_dim_v=64, window_right=0)
-ARRAYS = (1024, 2048, 4096, 8192, 0, 0, *range(800, 896, 8))
+STRIDES = {"q": (800, 808, 816), "k": (824, 832, 840), "v": (848, 856, 864), "out": (872, 880, 888)}
+
+
+def call_of(problem):
+    call = Call.of(problem, 0)
+    call.seqlen_q, call.seqlen_k, call.scale, call.lent, call.counters, call.tickets = problem.seqlen_q, problem.seqlen_k, 0.5, (), 0, 0
+    call.lse = call.sink_dtype = 0
+    for n, (tensor, strides) in enumerate(STRIDES.items()):
+        setattr(call, tensor, 1024 << n)
+        call.set_strides(tensor, *strides)
+    return call
+
+
+def resident(sms):
+    return lambda blocks_per_sm: blocks_per_sm * sms
 
 
 @pytest.mark.parametrize("kernel", FORWARD, ids=[kernel.name for kernel in FORWARD])
-def test_params_are_maps_then_arrays_then_scalars(kernel):
+def test_params_are_what_fields_say(kernel):
     for config in {config["split_keys"]: config for config in kernel.space(PROBLEM, GPU)}.values() if kernel.draws else \
             [kernel.default(PROBLEM, GPU)]:
-        bound, params = binding.bind(PROBLEM, config, GPU.sms), kernel.params(PROBLEM.static, config)
-        grids, values, draws = bound.fields(2, 300, 700, ARRAYS, 0.5, 0)
-        maps = kernel.maps(PROBLEM, config)
-        assert values[len(maps):] == ARRAYS + kernel.arguments(PROBLEM, config, 0.5) and kernel.mapped == bool(maps)
-        values += bound.idle + (640,) * bool(bound.workspace)
+        bound, params, call = binding.bind(PROBLEM, config, resident(GPU.sms)), kernel.params(PROBLEM.static, config), call_of(PROBLEM)
+        grids = bound.sized(call)
+        for name, _ in call.lent:
+            setattr(call, name, 640)
+        named = dict(zip([field.name for field in params], bound.fields(call)))
+        assert kernel.mapped == bool(kernel.maps(PROBLEM, config))
+        assert all(named[f"{tensor}_{axis}_stride"] == stride for tensor, strides in STRIDES.items()
+                   for axis, stride in zip(("batch", "row", "head"), strides))
+        assert [named[tensor] for tensor in STRIDES] == [1024, 2048, 4096, 8192] and named["window_right"] == 0
         limits = (step.blocks_per_sm * GPU.sms or step.grid for step in kernel.plan(PROBLEM, config))
         assert grids == tuple(min(step.grid, limit) for step, limit in zip(kernel.plan(PROBLEM, config), limits))
-        assert bound.packer.format == params_format(params) and len(bound.packer.pack(*values)) == params_bytes(params)
-        assert draws == (grids != tuple(step.grid for step in kernel.plan(PROBLEM, config)))
+        assert bound.packer.format == params_format(params) and len(bound.packer.pack(*named.values())) == params_bytes(params)
+        assert bool(call.counters) == (grids != tuple(step.grid for step in kernel.plan(PROBLEM, config)))
 
 
 def test_each_map_of_forward_wgmma_is_of_its_tensor():
     kernel = KERNELS["forward_wgmma"]
     config = kernel.default(PROBLEM, GPU)
-    _, values, _ = binding.bind(PROBLEM, config, GPU.sms).fields(2, 300, 700, ARRAYS, 0.5, 0)
-    wanted = {"q": (1024, (2, 300, 8, 128), (1600, 1616, 1632)), "k": (2048, (2, 700, 2, 128), (1648, 1664, 1680)),
-              "v": (4096, (2, 700, 2, 64), (1696, 1712, 1728)), "out": (8192, (2, 300, 8, 64), (1744, 1760, 1776))}
+    values = binding.bind(PROBLEM, config, resident(GPU.sms)).fields(call_of(PROBLEM))
+    wanted = {"q": (1024, (2, 300, 8, 128)), "k": (2048, (2, 700, 2, 128)), "v": (4096, (2, 700, 2, 64)), "out": (8192, (2, 300, 8, 64))}
     maps = kernel.maps(PROBLEM, config)
     assert [field.name for field in kernel.fields if field.type == "TensorMap"] == [f"{shape.tensor}_map" for shape in maps]
     for shape, encoded in zip(maps, values):
-        assert decode_map(encoded) == (*wanted[shape.tensor], (shape.rows, shape.heads), 9)
+        strides = tuple(2 * stride for stride in STRIDES[shape.tensor])
+        assert decode_map(encoded) == (*wanted[shape.tensor], strides, (shape.rows, shape.heads), 9)
 
 
 @pytest.mark.parametrize("blocks_per_sm", [1, 2])
@@ -102,13 +121,13 @@ def test_a_grid_that_goes_round_has_as_many_blocks_as_the_gpu_has_room_for(block
     kernel = KERNELS["forward_wgmma"]
     like = Problem(heads_q=8, heads_kv=2, head_dim=64)
     config = next(c for c in kernel.space(like, GPU) if c["persistent"] and c["min_blocks_per_sm"] == blocks_per_sm)
-    fields = binding.bind(like, config, 10).fields
+    sized = binding.bind(like, config, resident(10)).sized
     for batch, wanted in ((1, None), (100, 10 * blocks_per_sm)):
         problem = Problem(batch=batch, heads_q=8, heads_kv=2, head_dim=64, seqlen_q=1, seqlen_k=64)
-        (blocks,), _, draws = fields(batch, 1, 64, ARRAYS, 1.0, 0)
-        (step,) = kernel.plan(problem, config)
+        call = call_of(problem)
+        (blocks,), (step,) = sized(call), kernel.plan(problem, config)
         assert step.blocks_per_sm == blocks_per_sm and blocks == (wanted or step.grid)
-        assert draws == (wanted is not None) and (wanted is None or step.grid > wanted)
+        assert bool(call.counters) == (wanted is not None) and (wanted is None or step.grid > wanted)
 
 
 def test_params_format_has_the_layout_of_the_struct():

@@ -8,7 +8,7 @@ from autotune.cuda.compile import compile_source, flaw
 from autotune.core.gpu import by_name
 from autotune.kernels import KERNELS
 from autotune.kernels.base import reciprocal
-from autotune.kernels.decode.base import DECODE_FIELDS, DECODE_POINTERS, MAX_CLUSTER
+from autotune.kernels.decode.base import MAX_CLUSTER
 from autotune.core.problem import Problem
 from autotune.cuda.render import render
 
@@ -58,13 +58,12 @@ def test_full_sequences_are_cut_by_the_host_into_about_as_many_pieces_as_asked_f
     values = {p.name: data.draw(st.sampled_from(p.values)) for p in KERNEL.parameters if not p.derived}
     config = KERNEL.config(problem.static, values)
     launches = KERNEL.launches(problem, config)
-    named = dict(zip([field.name for field in DECODE_FIELDS][len(DECODE_POINTERS) + 15:], launches.scalars))
     unsplit = batch * 8 // values["block_heads_kv"]
-    assert launches.grid == unsplit * named["num_splits"] and named["num_splits"] >= 1
+    assert launches.grid == unsplit * launches.splits and launches.splits >= 1
     assert launches.grid <= max(values["pieces"], unsplit)
-    alone = named["num_splits"] > launches.cluster  # blocks merge through global memory
+    alone = launches.splits > launches.cluster  # blocks merge through global memory
     assert launches.combine == (unsplit if alone and not values["last_block_merges"] else 0)
-    assert launches.cluster == (named["num_splits"] if values["cluster_merges"] else 1) and launches.cluster <= MAX_CLUSTER
+    assert launches.cluster == (launches.splits if values["cluster_merges"] else 1) and launches.cluster <= MAX_CLUSTER
     assert (launches.slots > 0) == alone and launches.grid % launches.cluster == 0
 
 

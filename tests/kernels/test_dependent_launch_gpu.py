@@ -9,13 +9,12 @@ from gpu_arrays import cupy_fixture, torch_fixture  # noqa: F401 (fixtures)
 
 import autotune
 from autotune.cuda import compile
-from autotune.calls import decoding
 from autotune.core.gpu import detect
 from autotune.check.inputs import make_inputs
 from autotune.kernels import KERNELS
 from autotune.core.problem import Problem
 from autotune.cuda.render import render
-from autotune.check.verify import verify
+from autotune.check.verify import runner, verify
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::autotune.calls.plans.UntunedWarning")]
 
@@ -47,7 +46,7 @@ def fixture_gpu():
 
 
 class Kernel:
-    """decode_mma for `problem` with dependent launch: `run` as `decoding.runner` has it, without its waits if so wished."""
+    """decode_mma for `problem` with dependent launch: `run` as `runner` has it, without its waits if so wished."""
 
     def __init__(self, problem, gpu, last_block_merges, waits=True):
         values = {**KERNEL.default(problem, gpu).values, "dependent_launch": True, "last_block_merges": last_block_merges}
@@ -57,7 +56,7 @@ class Kernel:
         if not waits:
             begin = source.index("using Element =")
             source = source[:begin] + re.sub(r"wait_for_dependencies\([^;]*\);", ";", source[begin:])
-        self.run = decoding.runner(problem, self.config, compile.compile_source(source, target), 0)
+        self.run = runner(problem, self.config, compile.compile_source(source, target), 0)
 
 
 class Elsewhere:

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.calls import packed
 from autotune import simulator
 from autotune.check.verdict import Guarded, compare
 from autotune.core.gpu import by_name
@@ -126,7 +125,7 @@ MIXED = ["bf16-b5-h4x2-q60-k300-d64-causal-page16", "fp16-b4-h6x2-q40-k150-d64x3
 
 @pytest.mark.parametrize("name", [name for name in KERNELS if name.startswith("forward")])
 @pytest.mark.parametrize("text", MIXED)
-def test_decode_and_forward_share_a_mixed_batch(text, name, monkeypatch):
+def test_decode_and_forward_share_a_mixed_batch(text, name):
     """One after the other, each writes the rows of its sequences and touches no other: over pages, and over a dense cache, which
     is one of a page for each sequence."""
     problem = Problem.parse(f"decode-{text}-packed")
@@ -142,15 +141,7 @@ def test_decode_and_forward_share_a_mixed_batch(text, name, monkeypatch):
     kernel = KERNELS[name]
     if reason := kernel.reject(many, GPU):
         pytest.skip(reason)
-    table, stride = (0, 0) if layout.table is None else (layout.table, layout.table.shape[1])
-
-    def pages(layout, address):
-        places = (address(x) for x in (layout.device_starts("query"), layout.device_lengths(), *([table] if stride else [])))
-        starts, lengths, *rest = places
-        return packed.Pages(starts, lengths, rest[0] if rest else 0, stride, inputs.k.shape[0], MAX_QUERIES + 1)
-
-    monkeypatch.setattr(packed, "sequences_of", pages)
-    monkeypatch.setattr(packed, "sizes_of", lambda inputs: (problem.batch, layout.rows[1], problem.seqlen_k))
+    layout.min_queries = MAX_QUERIES + 1
     for seed, (each, config) in enumerate(((few, KERNEL.default(few, GPU)), (many, kernel.default(many, GPU)))):
         simulation = simulator.simulate(each, config, inputs, *outputs, seed)
         assert simulation.ok, simulation.findings

@@ -57,8 +57,10 @@ def on_simulator(probe, data: np.ndarray, seed: int) -> np.ndarray:
     maps = b""
     if probe.mapped:
         shape = Map("q", **BOX)
-        maps = tensor_map(shape, as_tensor(data), memory.address["in"]) + \
-            tensor_map(shape, as_tensor(out[RAW_WORDS:]), memory.address["out"] + 4 * RAW_WORDS)
+        places = (data, memory.address["in"]), (out[RAW_WORDS:], memory.address["out"] + 4 * RAW_WORDS)
+        for tensor, address in ((as_tensor(array), address) for array, address in places):
+            strides = tuple(stride // tensor.itemsize for stride in tensor.strides[:3])
+            maps += tensor_map(shape, tensor.itemsize, address, tensor.shape, strides)
     params = maps + struct.pack("QQii", memory.address["in"], memory.address["out"], data.size, 0) + b"\0" * 40
     simulation = simulate(source(probe, True), [probe_step(probe)], memory, params, seed)
     assert simulation.findings == ()

@@ -11,8 +11,8 @@ from typing import Callable
 from ...core.config import Config
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
-from ..base import WARP_SIZE, Field, Kernel, Step
-from ..forward.base import ALIBI_FIELDS, LOG2E, MAX_FLOAT, UNBOUNDED
+from ..base import WARP_SIZE, Field, Kernel, Sizer, Step
+from ..forward.base import ALIBI_FIELDS, SOFTCAP_FIELD
 from ..forward import varlen
 
 INPUTS = ("q", "k", "v", "out", "dout")
@@ -43,7 +43,7 @@ BACKWARD_FIELDS = (
     Field("int", "window_left"),
     Field("int", "window_right"),
     Field("int", "sink_dtype"),
-    Field("float", "scale_log2", "what scores, after the soft cap if there is one, are multiplied by for exp2"),
+    Field("float", "scale_log2", "what scores, after the soft cap if there is one, are multiplied by for exp2", of="(softcap or scale) * LOG2E"),
     Field("float", "scale", "softmax scale, above 0"),
 )
 
@@ -54,29 +54,12 @@ ROWS_PER_BLOCK = 64  # queries of a block that computes D, and of a part of the 
 class BackwardKernel(Kernel):
     """Base of the backward kernels."""
 
-    aligned = True  # needs 16-byte aligned bases and strides that are multiples of 16 bytes
-    dtypes: tuple[str, ...]
-    sources: tuple[str, ...] = ("dense", "varlen")  # of keys and values
-
-    def reject(self, problem: Problem, gpu: Gpu) -> str | None:
-        if problem.op != "backward":
-            return f"it computes backward problems, not {problem.op}"
-        if gpu.arch < self.min_arch:
-            return f"it needs compute capability {self.min_arch / 10}, the GPU has {gpu.arch / 10}"
-        if problem.dtype not in self.dtypes:
-            return f"it computes {', '.join(self.dtypes)}, not {problem.dtype}"
-        if problem.kv_dtype != problem.dtype or problem.out_dtype != problem.dtype:
-            return "keys, values and output must have the dtype of the queries"
-        if problem.kv not in self.sources:
-            return f"it reads {' and '.join(self.sources)} keys and values, not {problem.kv} ones"
-        return None
-
-    def launch_fields(self) -> tuple[Field, ...]:
-        """The fields of Params that hold launch parameters; they follow BACKWARD_FIELDS."""
-        return self.fields[self.fields.index(BACKWARD_FIELDS[-1]) + 1:]
+    op = "backward"
+    aligned = True
+    sources = ("dense", "varlen")
 
     def params(self, static: Static, config: Config) -> tuple[Field, ...]:
-        fields = self.fields + ((Field("float", "softcap_scale", "softmax scale / soft cap"),) if static.softcap else ())
+        fields = self.fields + ((SOFTCAP_FIELD,) if static.softcap else ())
         fields += ALIBI_FIELDS if static.alibi else ()
         return fields + varlen.FIELDS["varlen"] if static.packed else fields
 
@@ -84,28 +67,25 @@ class BackwardKernel(Kernel):
         return {"kv": static.kv, "sequence_header": f"lib/sequences/{static.kv}.cuh",
                 "sequence_mask_header": f"lib/masks/packed/{static.mask}.cuh", "observers_header": f"lib/queries/{static.mask}.cuh"}
 
-    def bind(self, problem: Problem, config: Config) -> Callable[[int, int, int, float, int, bool], tuple[tuple, tuple]]:
-        """A function of (batch, seqlen_q, seqlen_k, scale, sink_dtype, whether the sinks' gradient is wanted) that gives (the grid
-        of each step of `plan`, 0 for one that is not needed; the scalar fields of Params). Of packed sequences the lengths are
-        those of all together, and grids are made for the worst that they can be."""
-        heads_q, group, softcap = problem.heads_q, problem.group, problem.softcap
-        left, right = (UNBOUNDED if side is None else min(side, UNBOUNDED) for side in (problem.window_left, problem.window_right))
-        launch_values = tuple(int(config[field.name]) for field in self.launch_fields())
+    def bind(self, problem: Problem, config: Config) -> Sizer:
+        """Reads `dsinks`, which is 0 if the sinks' gradient is not wanted. Of packed sequences grids are made for the worst that
+        lengths on the device can be."""
         grids = self.grids(problem, config)
 
-        def bound(batch, seqlen_q, seqlen_k, scale, sink_dtype, sinks):
-            values = (batch, heads_q, group, seqlen_q, seqlen_k, left, right, sink_dtype, (softcap or scale) * LOG2E, scale)
-            capped = (min(scale / softcap, MAX_FLOAT),) if softcap else ()
-            return grids(batch, seqlen_q, seqlen_k, sinks), (*values, *launch_values, *capped)
+        def sized(call):
+            stats, sums, of_dq = self.workspaces(problem, call.batch, call.seqlen_q)
+            sinks, call.sink_sums = bool(call.dsinks), 0
+            call.lent = (("stats", stats), *((("sink_sums", sums),) if sinks else ()), *((("dq_sums", of_dq),) if of_dq else ()))
+            return grids(call.batch, call.seqlen_q, call.seqlen_k, sinks)
 
-        return bound
+        return sized
 
     def block_rows(self, config: Config) -> tuple[int, int]:
         """(queries of a block that owns dQ, keys of one that owns dK and dV)."""
         raise NotImplementedError
 
     def grids(self, problem: Problem, config: Config) -> Callable[[int, int, int, bool], tuple[int, ...]]:
-        """The grids of `bind`, as a function of (batch, seqlen_q, seqlen_k, sinks)."""
+        """The grid of each step of `plan`, 0 for one that is not needed, as a function of (batch, seqlen_q, seqlen_k, sinks)."""
         heads_q, heads_kv, (query_rows, key_rows) = problem.heads_q, problem.heads_kv, self.block_rows(config)
 
         def dense(batch, seqlen_q, seqlen_k, sinks):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from typing import Callable
 
-from ...core.config import Config
+from ...core.config import Config, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
-from ..base import Field, Kernel, reciprocal
-from ..forward.base import ALIBI_FIELDS, ELEMENTS, LEAST_ALIBI_SCALE, LOG2E, UNBOUNDED
+from ..base import LEAST_ALIBI_SCALE, Field, Kernel, Sizer, bounded, reciprocal
+from ..forward.base import ALIBI_FIELDS, ELEMENTS
 
-DECODE_POINTERS = ("q", "k", "v", "out", "lse", "sinks", "lengths", "query_starts", "page_table", "k_scales", "v_scales",
-                   "partial_o", "partial_statistics", "tickets")
 DECODE_TENSORS = ("q", "k", "v", "out")
 MAX_QUERIES = 16  # of a sequence: more are a matter for the forward kernels
 MAX_CLUSTER = 16  # blocks of a cluster; more than 8 must be asked for
@@ -24,8 +22,8 @@ DECODE_FIELDS = (
     Field("Element*", "out", "(batch, seqlen_q, heads_q, head_dim_v), or packed as q is"),
     Field("float*", "lse", "(batch, heads_q, seqlen_q), or (heads_q, queries), or null"),
     Field("const void*", "sinks", "(heads_q), or null"),
-    Field("const int*", "lengths", "(batch): keys of each sequence, or null: all have seqlen_k"),
-    Field("const int*", "query_starts", "(batch + 1): where queries of a sequence begin among packed ones, or null: none are"),
+    Field("const int*", "lengths", "(batch): keys of each sequence, or null: all have seqlen_k", of="cache_seqlens"),
+    Field("const int*", "query_starts", "(batch + 1): where queries of a sequence begin among packed ones, or null: none are", of="cu_seqlens_q"),
     Field("const int*", "page_table", "(batch, pages of a sequence): numbers of pages; null unless paged"),
     Field("const float*", "k_scales", "of an 8-bit cache, one or (heads_kv), or null"),
     Field("const float*", "v_scales"),
@@ -46,7 +44,7 @@ DECODE_FIELDS = (
     Field("int", "window_left"),
     Field("int", "window_right"),
     Field("int", "sink_dtype"),
-    Field("float", "scale_log2", "softmax scale * log2(e), above 0"),
+    Field("float", "scale_log2", "softmax scale * log2(e), above 0", of="max(scale, least_scale) * LOG2E"),
     Field("int", "page_size"),
     Field("unsigned", "page_magic", "2^(31 + page_shift) / page_size, rounded up"),
     Field("int", "page_shift"),
@@ -60,13 +58,13 @@ DECODE_FIELDS = (
 )
 
 # With `dependent_launch`: what a block may have L2 fetch before the kernels before it have ended.
-EARLY_FIELDS = (Field("int", "prefetch_tiles", "tiles of each warp that are prefetched, 0: none"),
+EARLY_FIELDS = (Field("int", "prefetch_tiles", "tiles of each warp that are prefetched, 0: none", of="prefetch_tiles if pages else 0"),
                 Field("int", "trigger_tiles", "tiles that each warp has left when the next kernel may come, 0: none"),
                 Field("int", "pages", "of the cache: numbers of pages below it are taken for right"))
 
 
 class Launches:
-    """What launching a decode problem of exact sizes takes: grids of the two steps, slots of the workspace, scalar fields.
+    """What launching a decode problem of exact sizes takes: grids of the two steps, slots of the workspace.
 
     `combine` is the grid of the second step, 0 if there is none. `slots` and `rows` size the workspace: `slots * rows *
     (head_dim_v + 2)` floats, 0 slots if no sequence can be split; `tickets` is how many counters may be used. `splits` is into
@@ -74,11 +72,11 @@ class Launches:
     none.
     """
 
-    __slots__ = ("grid", "combine", "slots", "rows", "tickets", "splits", "scalars", "cluster")
+    __slots__ = ("grid", "combine", "slots", "rows", "tickets", "splits", "cluster")
 
-    def __init__(self, grid: int, combine: int, slots: int, rows: int, tickets: int, splits: int, scalars: tuple, cluster: int):
+    def __init__(self, grid: int, combine: int, slots: int, rows: int, tickets: int, splits: int, cluster: int):
         self.grid, self.combine, self.slots, self.rows, self.tickets = grid, combine, slots, rows, tickets
-        self.splits, self.scalars, self.cluster = splits, scalars, cluster
+        self.splits, self.cluster = splits, cluster
 
     def __str__(self) -> str:
         """How the keys are cut, and who merges the pieces, in words."""
@@ -96,30 +94,28 @@ class Launches:
 class DecodeKernel(Kernel):
     """Base of the decode kernels."""
 
+    op = "decode"
     aligned = True
-    dtypes: tuple[str, ...]
+    sources = ("dense", "paged")
 
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:
-        if problem.op != "decode":
-            return f"it computes decode problems, not {problem.op}"
-        if gpu.arch < self.min_arch:
-            return f"it needs compute capability {self.min_arch / 10}, the GPU has {gpu.arch / 10}"
-        if problem.dtype not in self.dtypes:
-            return f"it computes {', '.join(self.dtypes)}, not {problem.dtype}"
+        if reason := super().reject(problem, gpu):
+            return reason
+        if problem.seqlen_q > MAX_QUERIES:
+            return f"seqlen_q is {problem.seqlen_q}; it takes up to {MAX_QUERIES} queries of a sequence"
+        return None
+
+    def reject_dtypes(self, problem: Problem, gpu: Gpu) -> str | None:
         if problem.out_dtype != problem.dtype:
             return "the output must have the dtype of the queries"
         if problem.kv_dtype not in (problem.dtype, "e4m3"):
             return f"keys and values must have the dtype of the queries or be e4m3, not {problem.kv_dtype}"
         if problem.kv_dtype == "e4m3" and gpu.arch < 89:
             return f"an e4m3 cache needs compute capability 8.9, the GPU has {gpu.arch / 10}"
-        if problem.seqlen_q > MAX_QUERIES:
-            return f"seqlen_q is {problem.seqlen_q}; it takes up to {MAX_QUERIES} queries of a sequence"
-        if problem.kv not in ("dense", "paged"):
-            return f"it reads dense and paged keys and values, not {problem.kv} ones"
         return None
 
     def params(self, static: Static, config: Config) -> tuple[Field, ...]:
-        softcap = (Field("float", "softcap_log2", "soft cap * log2(e)"),) if static.softcap else ()
+        softcap = (Field("float", "softcap_log2", "soft cap * log2(e)", of="softcap * LOG2E"),) if static.softcap else ()
         early = EARLY_FIELDS if config["dependent_launch"] else ()
         return self.fields + softcap + early + (ALIBI_FIELDS if static.alibi else ())
 
@@ -145,36 +141,43 @@ class DecodeKernel(Kernel):
         """Tiles of a piece at the least, unless a number of splits is asked for."""
         raise NotImplementedError
 
-    def most_cluster(self, config: Config) -> int:
-        """Blocks of a cluster at the most, 1 if there are none: those with the pieces of the same rows, where the host cuts."""
-        return 1
+    def known(self, problem: Problem, config: Config) -> dict[str, Value]:
+        magic, shift = reciprocal(problem.group)
+        least = LEAST_ALIBI_SCALE if problem.alibi and not problem.softcap else 0.0
+        return {**super().known(problem, config), "group_magic": magic, "group_shift": shift, "least_scale": least}
 
-    def bind(self, problem: Problem, config: Config) -> Callable[..., Launches]:
-        """A function of (batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype, num_splits, page_size, scale_strides, v_scale,
-        pages) that gives the `Launches` for problems with those sizes that are like `problem` otherwise. `uniform`:
-        every sequence has seqlen_q queries and seqlen_k keys; else that many at most, and the device reads how many. 0 splits
-        are the config's choice, and nothing of 0 pages is prefetched."""
-        heads_q, heads_kv, group = problem.heads_q, problem.heads_kv, problem.group
+    def bind(self, problem: Problem, config: Config) -> Sizer:
+        """Reads `uniform`: every sequence has seqlen_q queries and seqlen_k keys; else that many at most, and the device reads how
+        many; and `num_splits`, 0 for the config's choice, which becomes what Params has."""
+        cut, columns = self._cut(problem, config), problem.head_dim_v
+
+        def sized(call):
+            grid, combine, slots, rows, tickets, splits, cluster = cut(call.batch, call.seqlen_q, call.seqlen_k, call.uniform,
+                                                                       call.num_splits)
+            call.num_splits, call.cluster = splits, cluster
+            call.partial_o = call.partial_statistics = 0
+            if slots:
+                call.lent = ("partial_o", slots * rows * columns), ("partial_statistics", slots * rows * 2)
+                call.counters = tickets
+            return grid, combine
+
+        return sized
+
+    def _cut(self, problem: Problem, config: Config) -> Callable[[int, int, int, bool, int], tuple]:
+        """A function of (batch, seqlen_q, seqlen_k, uniform, num_splits) that gives the fields of `Launches`, as a plain tuple: 0.5
+        us less."""
+        heads_kv, group = problem.heads_kv, problem.group
         block_rows, tile, least = self.block_rows(config), self.tile_keys(config), self.least_tiles(config)
         block_heads, pieces, combines = self.block_heads_kv(config), config["pieces"], not config["last_block_merges"]
-        most_splits = 4096 // (block_rows * block_heads)
-        most_cluster = self.most_cluster(config)
-        left = UNBOUNDED if problem.window_left is None else min(problem.window_left, UNBOUNDED)
-        right = UNBOUNDED if problem.window_right is None else min(problem.window_right, UNBOUNDED)
-        group_reciprocal = reciprocal(group)
-        page_reciprocals: dict[int, tuple[int, int]] = {0: (0, 0)}
-        softcap = (problem.softcap * LOG2E,) if problem.softcap else ()
-        dependent, prefetch_tiles = config["dependent_launch"], config["prefetch_tiles"]
-        trigger_tiles = config["trigger_tiles"]
-        least_scale = LEAST_ALIBI_SCALE if problem.alibi and not softcap else 0.0
+        most_splits, most_cluster = 4096 // (block_rows * block_heads), self.most_cluster(config)
+        left = None if problem.window_left is None else bounded(problem.window_left)
 
-        def bound(batch, seqlen_q, seqlen_k, uniform, scale, sink_dtype=0, num_splits=0, page_size=0,
-                  scale_strides=(0, 0), v_scale=1.0, pages=0):
+        def cut(batch, seqlen_q, seqlen_k, uniform, num_splits):
             rows = group * seqlen_q
             unsplit = -(-heads_kv // block_heads) * -(-rows // block_rows)
             # Tiles that queries see: those of all keys, or of the window and one more, as it need not begin at a tile.
             tiles = -(-seqlen_k // tile)
-            if left < UNBOUNDED:
+            if left is not None:
                 tiles = min(tiles, (left + seqlen_q) // tile + 2)
             splits = min(num_splits, tiles) if num_splits else tiles // least
             if uniform and not num_splits:
@@ -188,26 +191,17 @@ class DecodeKernel(Kernel):
                 num_splits = splits
             elif not num_splits:  # pieces of long sequences, and one for each that is too short to share
                 grid = min(grid, pieces + batch * unsplit)
-            if page_size not in page_reciprocals:
-                page_reciprocals[page_size] = reciprocal(page_size)
-            scalars = (batch, heads_q, heads_kv, group, seqlen_q, seqlen_k, left, right, sink_dtype,
-                       max(scale, least_scale) * LOG2E, page_size,
-                       *page_reciprocals[page_size], *group_reciprocal, num_splits, pieces, *scale_strides,
-                       v_scale, *softcap,
-                       *((prefetch_tiles if pages else 0, trigger_tiles, pages) if dependent else ()))
             split = splits > cluster
             slots = 0 if not split else grid if num_splits else min(grid, pieces)
-            return Launches(grid, batch * unsplit if split and combines else 0, slots,
-                            (block_heads - 1) * block_rows + min(rows, block_rows),
-                            batch * unsplit if split and not combines else 0, num_splits, scalars, cluster)
+            return (grid, batch * unsplit if split and combines else 0, slots,
+                    (block_heads - 1) * block_rows + min(rows, block_rows),
+                    batch * unsplit if split and not combines else 0, num_splits, cluster)
 
-        return bound
+        return cut
 
-    def launches(self, problem: Problem, config: Config, uniform: bool = True, scale: float = 1.0, num_splits: int = 0,
-                 scale_strides: tuple[int, int] = (0, 0), pages: int = 0) -> Launches:
-        """`bind` for the sizes of `problem` itself."""
-        return self.bind(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, uniform, scale, 0, num_splits,
-                                          problem.page_size, scale_strides, pages=pages)
+    def launches(self, problem: Problem, config: Config, uniform: bool = True, num_splits: int = 0) -> Launches:
+        """How the keys of `problem` itself are cut: `uniform` and `num_splits` as in `bind`."""
+        return Launches(*self._cut(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, uniform, num_splits))
 
     def workspace_bytes(self, problem: Problem, config: Config) -> int:
         launches = self.launches(problem, config, uniform=False)

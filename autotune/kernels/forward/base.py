@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
-from typing import Callable
 
 from ...core.config import Config
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
 from ...core.sequences import visible_pairs
 from . import varlen
-from ..base import Field, Kernel, legal_configs
+from ..base import Field, Kernel, Sizer, legal_configs
 
 # Codes of the sink logits' dtype in Params.sink_dtype.
 SINK_DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
-
-UNBOUNDED = 2**30 - 2**16  # a window side that hides nothing
 
 TENSORS = ("q", "k", "v", "out")
 
@@ -39,47 +37,29 @@ FORWARD_FIELDS = (
     Field("float", "scale_log2", "softmax scale * log2(e), above 0"),
 )
 
+SOFTCAP_FIELD = Field("float", "softcap_scale", "softmax scale / soft cap", of="min(scale / softcap, MAX_FLOAT)")
 ALIBI_FIELDS = (
     Field("const float*", "alibi_slopes", "(heads_q), or (batch, heads_q)"),
     Field("long long", "alibi_batch_stride", "0: the slopes of all batch entries"),
 )
 TICKETS_FIELD = Field("u32*", "tickets",
                       "a counter, 0 between launches, from which blocks draw their work; null: each has its own")
-LEAST_ALIBI_SCALE = 1e-30  # slopes are divided by the scale, and must stay floats; scores this small are 0 beside any slope
-
-LOG2E = 1.4426950408889634
-MAX_FLOAT = 3.4e38  # what a float of Params can hold
 ELEMENTS = {"bf16": "bf16", "fp16": "fp16", "fp32": "float"}
 
 
 class ForwardKernel(Kernel):
     """Base of the forward kernels."""
 
-    aligned: bool  # needs 16-byte aligned bases and strides that are multiples of 16 bytes
-    dtypes: tuple[str, ...]
-    sources: tuple[str, ...] = ("dense",)  # of keys and values
-    draws = False  # whether Params ends with `TICKETS_FIELD`, for plans whose blocks draw their work
-
-    def reject(self, problem: Problem, gpu: Gpu) -> str | None:
-        if problem.op != "forward":
-            return f"it computes forward problems, not {problem.op}"
-        if gpu.arch < self.min_arch:
-            return f"it needs compute capability {self.min_arch / 10}, the GPU has {gpu.arch / 10}"
-        if problem.dtype not in self.dtypes:
-            return f"it computes {', '.join(self.dtypes)}, not {problem.dtype}"
-        if problem.kv_dtype != problem.dtype or problem.out_dtype != problem.dtype:
-            return "keys, values and output must have the dtype of the queries"
-        if problem.kv not in self.sources:
-            return f"it reads {' and '.join(self.sources)} keys and values, not {problem.kv} ones"
-        return None
+    op = "forward"
+    sources = ("dense",)
 
     def launch_fields(self, config: Config) -> tuple[Field, ...]:
         """The fields of Params that hold launch parameters; they follow FORWARD_FIELDS."""
         return self.fields[self.fields.index(FORWARD_FIELDS[-1]) + 1:]
 
     def params(self, static: Static, config: Config) -> tuple[Field, ...]:
-        fields = self.fields[:self.fields.index(FORWARD_FIELDS[-1]) + 1] + self.launch_fields(config)
-        fields += (Field("float", "softcap_scale", "softmax scale / soft cap"),) if static.softcap else ()
+        fields = self.fields[:self.fields.index(FORWARD_FIELDS[-1])] + (scale_field(static),) + self.launch_fields(config)
+        fields += (SOFTCAP_FIELD,) if static.softcap else ()
         fields += (ALIBI_FIELDS if static.alibi else ()) + ((TICKETS_FIELD,) if self.draws else ())
         return varlen.documented(fields, static) + varlen.FIELDS[static.kv] if static.packed else fields
 
@@ -91,44 +71,17 @@ class ForwardKernel(Kernel):
         would be idle."""
         return () if self.reject(problem, gpu) else _sharing(self, problem.static, gpu, 1 << (problem.group - 1).bit_length())
 
-    def arguments(self, problem: Problem, config: Config, scale: float, sink_dtype: int = 0) -> tuple:
-        """The scalar fields of Params, in order, for exact (not bucketed) sizes.
+    def bind(self, problem: Problem, config: Config) -> Sizer:
+        queries, sets = self.block_queries(config), problem.heads_kv * -(-problem.group // self.block_heads(config))
 
-        They follow 6 pointers (q, k, v, out, lse, sinks; 0 for none) and 12 strides in elements (q, k, v, out by batch,
-        row, head). With ALiBi the fields of `ALIBI_FIELDS` follow them, then the counter of kernels that draw, and for packed
-        sequences those of kernels/varlen.py. `scale` multiplies scores and must be above 0.
-        """
-        return self.bind(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, scale, sink_dtype)[1]
+        def blocks(call):
+            return (-(-call.seqlen_q // queries) * sets * call.batch,)
 
-    def bind(self, problem: Problem, config: Config) -> Callable[[int, int, int, float, int], tuple[tuple, tuple]]:
-        """A function of (batch, seqlen_q, seqlen_k, scale, sink_dtype) that gives (the grid of each step of `plan`, what
-        `arguments` says) for problems with those sizes that are like `problem` otherwise. Of packed sequences the lengths are
-        those of all together, and the grid is made for the worst that they can be. A warm call runs it: 0.3 us, where a Problem
-        of new sizes, its plan and its arguments take 2 even without validation."""
-        heads_q, group, queries, heads = problem.heads_q, problem.group, self.block_queries(config), self.block_heads(config)
-        sets = problem.heads_kv * -(-group // heads)
-        left = UNBOUNDED if problem.window_left is None else min(problem.window_left, UNBOUNDED)
-        right = UNBOUNDED if problem.window_right is None else min(problem.window_right, UNBOUNDED)
-        launch_values = tuple(int(config[field.name]) for field in self.launch_fields(config))
-        softcap = problem.softcap
+        def most(call):  # for the worst that lengths on the device can be
+            total = call.seqlen_q
+            return (min(total, (total + call.batch * (queries - 1)) // queries) * sets,)
 
-        def capped(batch, seqlen_q, seqlen_k, scale, sink_dtype):
-            grids, values = bound(batch, seqlen_q, seqlen_k, softcap, sink_dtype)  # the cap is what scales tanh
-            return grids, values + (min(scale / softcap, MAX_FLOAT),)
-
-        def bound(batch, seqlen_q, seqlen_k, scale, sink_dtype):
-            blocks = -(-seqlen_q // queries) * sets * batch
-            return (blocks,), (batch, heads_q, group, seqlen_q, seqlen_k, left, right, sink_dtype, scale * LOG2E) + launch_values
-
-        def floored(batch, seqlen_q, seqlen_k, scale, sink_dtype):
-            return bound(batch, seqlen_q, seqlen_k, max(scale, LEAST_ALIBI_SCALE), sink_dtype)
-
-        sized = capped if softcap else floored if problem.alibi else bound
-
-        def spread(batch, seqlen_q, seqlen_k, scale, sink_dtype):
-            return (varlen.most_blocks(batch, seqlen_q, queries) * sets,), sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)[1]
-
-        return spread if problem.packed else sized
+        return most if problem.packed else blocks
 
     def workspace_floats(self, problem: Problem, config: Config) -> int:
         """float32 values of workspace that a launch needs for each query of each batch entry."""
@@ -158,6 +111,12 @@ class ForwardKernel(Kernel):
         """Key tiles that all blocks load together."""
         sets = problem.heads_kv * -(-problem.group // self.block_heads(config))
         return visited_tiles(problem, self.block_queries(config), config["block_n"]) * sets * problem.batch
+
+
+def scale_field(static: Static) -> Field:
+    """`scale_log2` of these problems: under a soft cap the cap is what scales tanh."""
+    of = "softcap * LOG2E" if static.softcap else "max(scale, LEAST_ALIBI_SCALE) * LOG2E" if static.alibi else "scale * LOG2E"
+    return replace(FORWARD_FIELDS[-1], of=of)
 
 
 @lru_cache(maxsize=4)  # of some ten to a hundred MB

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Mapping
+from typing import Mapping
 
 from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
 from . import splits, defaults
-from ..base import Field, Map, Step, resident_blocks
+from ..base import Field, Map, Sizer, Step, resident_blocks
 from .base import FORWARD_FIELDS, TENSORS, ForwardKernel
 from .mma import PANEL
 from ..limits import registers_exceeded, shared_memory_exceeded
@@ -195,13 +195,17 @@ class ForwardWgmma(ForwardKernel):
     def workspace_floats(self, problem: Problem, config: Config) -> int:
         return config["num_splits"] * problem.heads_q * (problem.head_dim_v + 2) if config["split_keys"] else 0
 
-    def bind(self, problem: Problem, config: Config) -> Callable[[int, int, int, float, int], tuple[tuple, tuple]]:
-        sized, num_splits, heads_q = super().bind(problem, config), config["num_splits"], problem.heads_q
-        rows = splits.COMBINE_THREADS * splits.COMBINE_COLUMNS // problem.head_dim_v  # of a block that combines
+    def known(self, problem: Problem, config: Config) -> dict[str, Value]:
+        return {**super().known(problem, config), "box_rows": self.maps(problem, config)[1].rows}
 
-        def split(batch, seqlen_q, seqlen_k, scale, sink_dtype):
-            (blocks,), values = sized(batch, seqlen_q, seqlen_k, scale, sink_dtype)
-            return (blocks * num_splits, -(-seqlen_q // rows) * heads_q * batch), values
+    def bind(self, problem: Problem, config: Config) -> Sizer:
+        sized, num_splits, heads_q = super().bind(problem, config), config["num_splits"], problem.heads_q
+        rows, floats = _combined_rows(problem), self.workspace_floats(problem, config)
+
+        def split(call):
+            (blocks,) = sized(call)
+            call.lent = ("workspace", floats * call.batch * call.seqlen_q),
+            return blocks * num_splits, -(-call.seqlen_q // rows) * heads_q * call.batch
 
         return split if config["split_keys"] else sized
 
@@ -213,7 +217,7 @@ class ForwardWgmma(ForwardKernel):
                     blocks_per_sm=config["min_blocks_per_sm"] if config["persistent"] else 0)
         if not config["split_keys"]:
             return [step]
-        _, combine = self.bind(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, 1.0, 0)[0]
+        combine = -(-problem.seqlen_q // _combined_rows(problem)) * problem.heads_q * problem.batch
         return [step, Step("forward_combine", combine, splits.COMBINE_THREADS, 0, dependent=True)]
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
@@ -242,6 +246,11 @@ class ForwardWgmma(ForwardKernel):
         compute_us = total / gpu.sms / (0.844 * gpu["sm_clock_mhz"])
         combine_us = splits.combine_us(self.workspace_bytes(problem, config)) if config["split_keys"] else 0.0
         return max(compute_us, problem.compulsory_bytes / gpu["bandwidth_gb_s"] * 1e-3) + combine_us + 4.0
+
+
+def _combined_rows(problem: Problem) -> int:
+    """Rows of a block that puts splits together."""
+    return splits.COMBINE_THREADS * splits.COMBINE_COLUMNS // problem.head_dim_v
 
 
 def _multiply(n: int) -> dict[str, object]:
