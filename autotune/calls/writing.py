@@ -13,7 +13,7 @@ from ..device import arrays, launch
 from ..device.arrays import LIBRARIES, OTHER, AttentionError, library_of
 from ..kernels.base import params_format
 from ..kernels.writing import FIELDS, CacheWrite
-from .cachechecks import scales
+from .cachecall import scales
 
 _packer = struct.Struct(params_format(FIELDS))
 
