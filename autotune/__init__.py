@@ -16,7 +16,7 @@ _HOMES = {
     "CompilingForbidden": "cuda.forbid",
     "attention": "calls.dense", "attention_varlen": "calls.varlen", "attention_with_kvcache": "calls.kvcache",
     "write_kvcache": "calls.writing",
-    "prepare": "calls.dense", "source": "calls.dense", "AttentionError": "calls.dense", "UntunedWarning": "calls.dense",
+    "prepare": "tuner.warmup", "source": "calls.dense", "AttentionError": "calls.dense", "UntunedWarning": "calls.dense",
     "explain": "calls.explain", "explain_varlen": "calls.explainvarlen", "explain_with_kvcache": "calls.explaincache",
     "stats": "calls.plans", "lookup": "database.lookup", "Match": "database.lookup", "tune": "tuner",
     "Problem": "core.problem", "Config": "core.config", "Gpu": "core.gpu",

@@ -23,6 +23,9 @@ NEAREST = 10  # points that are looked at: weights of others are small
 PRIOR = 0.05  # weight of the level in a config's residual: a twentieth of a measurement of this very problem
 DOUBT = 0.05  # log of what is charged for a config of which nothing was measured near by
 KNOWN_GOOD = 0.5  # of it, for a default: its tile is known to be good everywhere
+STRANGE = 0.3  # the same for a config that a cover of this static part did not time, which may be good near a record of it only
+LEAST_DOUBT = 0.05  # that is left of it however much a record says
+NEAR_BY = 0.6  # weight of such a record
 FAR = 1e-4  # weight of a point however far it is
 
 
@@ -54,8 +57,10 @@ class Expectation:
 def expectations(problem: Problem, gpu: Gpu, points: Sequence[Point], configs: Iterable[tuple[Config, object]],
                  default: Config | None) -> list[Expectation]:
     """What to expect of `default` and of each of `configs` (with where it is from), each family once, the best first."""
-    near = nearest(problem, gpu, points)
+    whole = [point for point in points if point.whole]
+    near = nearest(problem, gpu, whole or points)
     level, deltas = _residuals(near)
+    covered = {family for point in whole for family in point.times}
     found: dict[tuple, Expectation] = {}
     for config, source in (*configs, *([(default, None)] if default else [])):
         kernel = KERNELS[config.kernel]
@@ -64,15 +69,34 @@ def expectations(problem: Problem, gpu: Gpu, points: Sequence[Point], configs: I
             continue
         fitted = config if config is default else kernel.fitted(problem, config, gpu)
         account = kernel.account_us(problem, fitted, gpu)
-        own = [(weight, delta, point.problem) for (weight, point), rows in zip(near, deltas)
-               if (delta := rows.get(family)) is not None]
+        if whole and family not in covered:
+            own = _beside_a_cover(family, problem, gpu, points, whole)
+        else:
+            own = [(weight, delta, point.problem) for (weight, point), rows in zip(near, deltas)
+                   if (delta := rows.get(family)) is not None]
         support = sum(weight for weight, _, _ in own)
         residual = sum(weight * delta for weight, delta, _ in own) / (support + PRIOR)
-        doubt = DOUBT * PRIOR / (support + PRIOR) * (KNOWN_GOOD if config is default else 1)
+        strange = whole and family not in covered
+        most = STRANGE if strange else DOUBT * (KNOWN_GOOD if config is default else 1)
+        doubt = max(most * PRIOR / (support + PRIOR), LEAST_DOUBT if strange else 0.0)
         time_us = account * math.exp(level + residual)
         where = max(own, key=lambda entry: entry[0])[2] if own else None
         found[family] = Expectation(fitted, time_us, time_us * math.exp(doubt), account, support, where, source)
     return sorted(found.values(), key=lambda e: (e.charged_us, e.config != default, e.config.text))
+
+
+def _beside_a_cover(family: tuple, problem: Problem, gpu: Gpu, points: Sequence[Point],
+                    whole: Sequence[Point]) -> list[tuple[float, float, Problem]]:
+    """(weight, how far `family` was from the level that the cover has there, problem) of records that timed it near by. Of what
+    the cover timed itself, a record says nothing that the cover does not: its configs are the best of their problem, so a mean of
+    them is no level, and what is known of the others would only be blurred."""
+    own = []
+    for point in points:
+        weight = 0.0 if point.whole or family not in point.times else _weight(distance(point.problem, problem, gpu))
+        if weight >= NEAR_BY:
+            level = _residuals(nearest(point.problem, gpu, whole))[0]
+            own.append((weight, residual_of(point, family) - level, point.problem))
+    return own
 
 
 def nearest(problem: Problem, gpu: Gpu, points: Iterable[Point]) -> list[tuple[float, Point]]:
