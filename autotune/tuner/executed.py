@@ -54,7 +54,9 @@ class Executor:
 
         try:
             return simulator.verify(simulator.shrunk(problem, config), config, (SEED,), KINDS).message
-        except (CompileError, CompilerMissing, simulator.HostFault) as error:  # of the machine, so no verdict on the kernel
+        except CompileError as error:  # the compiler works, and refuses this source
+            return str(error)
+        except (CompilerMissing, simulator.HostFault) as error:  # of the machine, so no verdict on the kernel
             self._missing = True
             self._progress.say(f"  Predicted configs are not executed: {error}")
             return ""
