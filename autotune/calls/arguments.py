@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from dataclasses import dataclass
+from typing import Callable
 
 from ..device.arrays import OTHER, AttentionError, library_of
 from .call import Call
 from ..core.problem import MAX_LENGTH, Problem
+
+# What reading an array raises that is none, or has no memory of its own.
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 SMALLEST_SCALE = 1.1754943508222875e-38  # kernels need a positive one; scores this small are equal in float32
 LARGEST_SCALE = 1e37
@@ -72,12 +77,26 @@ def records(library, *arrays) -> bool:
     return library.forward_mode() or any(getattr(array, "requires_grad", False) for array in arrays)
 
 
-def refuse_grad(**arrays) -> None:
+def refuse_grad(library, **arrays) -> None:
     """Raises `AttentionError` if one of `arrays`, by name, wants a gradient. For when gradients are recorded."""
+    if library.forward_mode():
+        raise AttentionError("attention over a cache has no forward-mode gradient; call outside of torch.autograd.forward_ad.dual_level")
     for name, array in arrays.items():
         if getattr(array, "requires_grad", False):
             raise AttentionError(f"{name} requires grad, but attention over a cache has no gradients: call under torch.no_grad(), or pass "
                                  f"{name}.detach()")
+
+
+def sentence(describe: Callable, error: Exception, *arguments) -> Exception:
+    """What `describe` says of the arguments of a call that could not be read because of `error`."""
+    try:
+        describe(*arguments)
+    except ValueError as better:
+        return better
+    except UNREADABLE as again:  # arrays that have no memory of their own: sparse, nested, transformed ones
+        error = again
+    return AttentionError(f"q, k or v cannot be read ({type(error).__name__}: {error}); each must be a dense array on a CUDA GPU, outside "
+                          "of what traces or transforms it")
 
 
 def window_bounds(window, causal: bool) -> tuple[int | None, int | None]:
@@ -111,7 +130,11 @@ def positive_scale(scale) -> tuple[float, bool]:
 
 
 def number(value) -> float:
-    """`value` as a float; not a number if it is none, so that whatever range is checked next refuses it."""
+    """`value` as a float; not a number if it is none, so that whatever range is checked next refuses it. Raises `AttentionError` for
+    a tensor whose gradient would be lost."""
+    if getattr(value, "requires_grad", False) and ((torch := sys.modules.get("torch")) is None or torch.is_grad_enabled()):
+        raise AttentionError("scale, softcap, k_scale and v_scale have no gradients, and one of them requires grad; pass a float, or "
+                             "its detach()")
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: torch, for more than one element

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..device import arrays
-from .arguments import (LARGEST_SCALE, check_out, integer, number, positive_scale, read_sinks, read_slopes, refuse_grad,
-                        window_bounds)
+from .arguments import (LARGEST_SCALE, UNREADABLE, check_out, integer, number, positive_scale, read_sinks, read_slopes, refuse_grad,
+                        sentence, window_bounds)
 from ..device.arrays import AttentionError, library_of
 from .call import Call
 from .dense import NO_WINDOW
-from .cachechecks import check_contents, check_starts, describe
+from .cachechecks import check_arrays, check_contents, check_starts
 from ..core.gpu import Gpu
 from ..kernels import candidates
 from ..kernels.decode.base import MAX_QUERIES
@@ -78,8 +78,8 @@ def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, 
             raise AttentionError("q, k_cache and v_cache do not fit together")
         dtype_name = library.dtypes[dtype]
         kv_dtype = dtype_name if dtype_k == dtype else library.cache_dtypes[dtype_k]
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise describe(error, q, k_cache, v_cache, page_table, batch if packed else None) from None
+    except UNREADABLE as error:
+        raise sentence(check_arrays, error, q, k_cache, v_cache, page_table, batch if packed else None) from None
     queries = most_queries(max_seqlen_q, rows) if packed else rows
     lengths = table = table_stride = 0
     if cache_seqlens is not None:
@@ -98,8 +98,10 @@ def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, 
     if num_splits is not None and not (type(num_splits) is int and 0 < num_splits <= MAX_LENGTH):
         raise AttentionError(f"num_splits is {num_splits!r}; it must be an int from 1 to {MAX_LENGTH}, or None")
     if library.grad_enabled() and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad or sinks is not None
-                                   or out is not None or alibi_slopes is not None):
-        refuse_grad(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
+                                   or out is not None or alibi_slopes is not None or k_scale is not None or v_scale is not None
+                                   or library.forward_mode()):
+        refuse_grad(library, q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, alibi_slopes=alibi_slopes, out=out, k_scale=k_scale,
+                    v_scale=v_scale)
     if out is not None:
         check_out(library, out, (outer, rows, heads_q, head_dim_v), dtype, device)
     call = Call()

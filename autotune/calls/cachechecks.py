@@ -33,15 +33,6 @@ def check_contents(library, cache_seqlens, page_table, capacity: int, pages: int
                 raise AttentionError(f"page_table[{b}, {i}] is {page}; the cache has pages 0 to {pages - 1}")
 
 
-def describe(error: Exception, q, k_cache, v_cache, page_table, batch: int | None) -> Exception:
-    """What is wrong with the arrays of a call, or `error` if nothing is found. As `check_arrays`."""
-    try:
-        check_arrays(q, k_cache, v_cache, page_table, batch)
-    except ValueError as better:
-        return better
-    return error
-
-
 def check_arrays(q, k_cache, v_cache, page_table, batch: int | None = None) -> None:
     """Raises `AttentionError` with what is wrong with the arrays of a call, if anything is. `batch` is how many sequences
     cu_seqlens_q has, if that is given; q is then that of one sequence."""

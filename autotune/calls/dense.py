@@ -11,7 +11,8 @@ from __future__ import annotations
 from ..device import launch
 from .. import kernels
 from . import plans
-from .arguments import (check_out, describe, number, positive_scale, read_sinks, read_slopes, records, refuse_config, window_bounds)
+from .arguments import (UNREADABLE, check_out, describe, number, positive_scale, read_sinks, read_slopes, records, refuse_config, sentence,
+                        window_bounds)
 from .call import Call
 from ..device.arrays import LIBRARIES, OTHER, AttentionError, library_of
 from ..core.gpu import Gpu, detect, resolve
@@ -67,8 +68,8 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
                 and head_dim == head_dim_k and dtype == dtype_k == dtype_v and device == device_k == device_v >= 0):
             raise AttentionError("q, k and v do not fit together")
         dtype_name = library.dtypes[dtype]
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _sentence(error, q, k, v, causal, window, softcap, sinks, alibi_slopes) from None
+    except UNREADABLE as error:
+        raise sentence(describe, error, q, k, v, causal, window, softcap, sinks, alibi_slopes) from None
     if library.grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or sinks is not None or out is not None
                                    or alibi_slopes is not None or library.forward_mode()):
         if records(library, q, k, v, sinks, alibi_slopes, out):
@@ -224,15 +225,6 @@ def suited(library, array, aligned: bool) -> tuple:
     return array, view
 
 
-def _sentence(error: Exception, *arguments) -> Exception:
-    """What `describe` says of `arguments`, or `error` if it finds nothing wrong with them."""
-    try:
-        describe(*arguments)
-    except ValueError as better:
-        return better
-    return error
-
-
 def _empty(library, q, k, v, shape, causal, window, scale, softcap, sinks, alibi_slopes, return_lse, out):
     """The result where there is no query or no key: nothing to launch."""
     describe(q, k, v, causal, window, softcap, sinks, alibi_slopes, out)
@@ -253,7 +245,7 @@ def _through_cupy(inputs: tuple, keywords: dict):
     """`attention` on arrays that only speak DLPack, with results in their library."""
     like, out = inputs[0], keywords["out"]
     for name in ("sinks", "alibi_slopes", "out"):
-        keywords[name] = OTHER.to_cupy(keywords[name], name)
+        keywords[name] = OTHER.if_given(keywords[name], name)
     results = attention(*(OTHER.to_cupy(array, name) for array, name in zip(inputs, "qkv")), **keywords)
     if keywords["return_lse"]:
         return (OTHER.from_cupy(results[0], like) if out is None else out), OTHER.from_cupy(results[1], like)

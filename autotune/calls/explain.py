@@ -53,7 +53,7 @@ def explain(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.0,
     """The kernel that `attention` would run for these arguments, its `Match`, why each preferred kernel was refused, and what
     would be copied. Compiles and launches nothing. Raises as `attention` does."""
     if library_of(q) is OTHER:
-        q, k, v, sinks, alibi_slopes, out = (OTHER.to_cupy(array, name) for array, name in (
+        q, k, v, sinks, alibi_slopes, out = (OTHER.if_given(array, name) for array, name in (
             (q, "q"), (k, "k"), (v, "v"), (sinks, "sinks"), (alibi_slopes, "alibi_slopes"), (out, "out")))
     softcap = number(softcap)
     described = describe(q, k, v, causal, window, softcap, sinks, alibi_slopes, out)

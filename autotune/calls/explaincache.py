@@ -46,8 +46,9 @@ def explain_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_table=
     `attention` does the work, what `explain` says. Raises as `attention_with_kvcache` does."""
     library = library_of(q)
     if library is OTHER:
+        q = OTHER.to_cupy(q, "q")
         q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, sinks, alibi_slopes, out = (
-            OTHER.to_cupy(array, name) for array, name in (
+            OTHER.if_given(array, name) for array, name in (
                 (q, "q"), (k_cache, "k_cache"), (v_cache, "v_cache"), (cache_seqlens, "cache_seqlens"),
                 (page_table, "page_table"), (cu_seqlens_q, "cu_seqlens_q"), (sinks, "sinks"), (alibi_slopes, "alibi_slopes"),
                 (out, "out")))

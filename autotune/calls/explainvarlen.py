@@ -15,7 +15,7 @@ def explain_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen
     """The kernel that `attention_varlen` would run for these arguments, its `Match`, why each preferred kernel was refused, and
     what would be copied. Compiles and launches nothing. Raises as `attention_varlen` does."""
     if library_of(q) is OTHER:
-        q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes, out = (OTHER.to_cupy(array, name) for array, name in (
+        q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes, out = (OTHER.if_given(array, name) for array, name in (
             (q, "q"), (k, "k"), (v, "v"), (cu_seqlens_q, "cu_seqlens_q"), (cu_seqlens_k, "cu_seqlens_k"), (sinks, "sinks"),
             (alibi_slopes, "alibi_slopes"), (out, "out")))
     described = describe_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window, softcap, sinks,

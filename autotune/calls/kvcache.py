@@ -250,7 +250,7 @@ def _through_cupy(inputs: tuple, keywords: dict):
     """`attention_with_kvcache` on arrays that only speak DLPack, with results in their library."""
     like, out = inputs[0], keywords["out"]
     for name in ("cache_seqlens", "page_table", "cu_seqlens_q", "sinks", "alibi_slopes", "out"):
-        keywords[name] = OTHER.to_cupy(keywords[name], name)
+        keywords[name] = OTHER.if_given(keywords[name], name)
     results = attention_with_kvcache(*(OTHER.to_cupy(array, name) for array, name in zip(inputs, ("q", "k_cache", "v_cache"))),
                                      **keywords)
     if keywords["return_lse"]:

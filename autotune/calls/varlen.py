@@ -8,7 +8,8 @@ Where sequences begin stays on the device, so a captured CUDA graph can be repla
 from __future__ import annotations
 
 from . import plans
-from .arguments import check_out, number, positive_scale, read_sinks, read_slopes, records, refuse_config, window_bounds
+from .arguments import (UNREADABLE, check_out, number, positive_scale, read_sinks, read_slopes, records, refuse_config, sentence,
+                        window_bounds)
 from .call import Call
 from ..device.arrays import LIBRARIES, OTHER, AttentionError, library_of
 from .dense import NO_WINDOW, suited, unsuited
@@ -50,8 +51,8 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
                 and device == device_k == device_v == device_starts_q == device_starts_k >= 0):
             raise AttentionError("q, k, v and where sequences begin do not fit together")
         dtype_name = library.dtypes[dtype]
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _sentence(error, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window, softcap, sinks,
+    except UNREADABLE as error:
+        raise sentence(describe_varlen, error, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window, softcap, sinks,
                         alibi_slopes) from None
     if library.grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or sinks is not None or out is not None
                                    or alibi_slopes is not None or library.forward_mode()):
@@ -139,15 +140,6 @@ def _suited(library, array, aligned: bool) -> tuple:
     return one, (view[0], *view[3:5])
 
 
-def _sentence(error: Exception, *arguments) -> Exception:
-    """What `describe_varlen` says of `arguments`, or `error` if it finds nothing wrong with them."""
-    try:
-        describe_varlen(*arguments)
-    except ValueError as better:
-        return better
-    return error
-
-
 def _empty(library, q, shape, sinks, scale, return_lse: bool, out):
     """The result where there is no query or no key: nothing to launch."""
     if scale is not None:
@@ -165,7 +157,7 @@ def _through_cupy(inputs: tuple, longest: tuple, keywords: dict):
     """`attention_varlen` on arrays that only speak DLPack, with results in their library."""
     like, out = inputs[0], keywords["out"]
     for name in ("sinks", "alibi_slopes", "out"):
-        keywords[name] = OTHER.to_cupy(keywords[name], name)
+        keywords[name] = OTHER.if_given(keywords[name], name)
     names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
     results = attention_varlen(*(OTHER.to_cupy(array, name) for array, name in zip(inputs, names)), *longest, **keywords)
     if keywords["return_lse"]:
