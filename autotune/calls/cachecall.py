@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..device import arrays
 from .arguments import (LARGEST_SCALE, UNREADABLE, check_out, integer, number, positive_scale, read_sinks, read_slopes, refuse_grad,
                         sentence, window_bounds)
-from ..device.arrays import AttentionError, library_of
+from ..device.arrays import LIBRARIES, AttentionError, library_of
 from .call import Call
 from .dense import NO_WINDOW
 from .cachechecks import check_arrays, check_contents, check_starts
@@ -30,28 +30,13 @@ class Arrays(NamedTuple):
     v_view: tuple
     packed: bool
     queries: int  # of a sequence, at most
+    whole: bool  # `attention` does it: every sequence has all queries and keys, side by side, and they are none for decoding
     keep: tuple
-
-
-def left_to_attention(call: Call, given: Arrays) -> bool:
-    """Whether `attention` does it: every sequence has all queries and keys, side by side, and they are none for decoding."""
-    whole = not (call.cache_seqlens or call.page_size or given.packed or call.num_splits) and call.kv_dtype == call.dtype
-    return whole and (given.queries > MAX_QUERIES or call.dtype == "fp32")
-
-
-def of_many(call: Call, given: Arrays) -> Call:
-    """The twin of `call` for sequences of more than `MAX_QUERIES` queries: a forward's, to which a cache without pages has one page
-    for each sequence."""
-    twin = call.twin()
-    twin.op, twin.kv = "forward", "paged"
-    twin.page_size = call.page_size or call.seqlen_k
-    twin.longest_q = given.queries
-    return twin
 
 
 def forward_only(call: Call, given: Arrays, gpu: Gpu) -> bool:
     """Whether no decode kernel can serve the sequences of few queries, but a forward kernel can serve all."""
-    return not candidates(call.problem(), gpu) and bool(candidates(of_many(call, given).problem(), gpu))
+    return not candidates(call.problem(), gpu) and bool(candidates(call.twin(given.queries, None)[0].problem(), gpu))
 
 
 def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, cu_seqlens_q, max_seqlen_q, max_seqlen_k, k_scale,
@@ -128,14 +113,15 @@ def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, 
         alibi_slopes = read_slopes(call, alibi_slopes)
     call.k_scale, call.k_scales, call.k_scale_stride = scales(library, "k_scale", k_scale, heads_kv, device, kv_dtype)
     call.v_scale, call.v_scales, call.v_scale_stride = scales(library, "v_scale", v_scale, heads_kv, device, kv_dtype)
-    return call, Arrays(q, k_cache, v_cache, out, *views, packed, queries,
+    whole = call.uniform and not (page_size or call.num_splits) and kv_dtype == dtype_name
+    return call, Arrays(q, k_cache, v_cache, out, *views, packed, queries, whole and (queries > MAX_QUERIES or dtype_name == "fp32"),
                         (cache_seqlens, page_table, cu_seqlens_q, sinks, alibi_slopes, k_scale, v_scale))
 
 
 def integers(library, name: str, array, shape: tuple, device: int) -> tuple:
     """(array or a packed copy, pointer, shape, stride of the first axis) of int32 numbers on `device` in rows without gaps.
     None in `shape` stands for any size. Raises `AttentionError`."""
-    if library_of(array) is not library:
+    if LIBRARIES.get(type(array)) is not library and library_of(array) is not library:
         raise AttentionError(f"{name} is a {type(array).__name__}; it must be an array of {library.name}, as q is")
     pointer, sizes, strides, dtype, where = library.vector(array)
     if len(sizes) != len(shape) or any(want is not None and size != want for size, want in zip(sizes, shape)):
@@ -156,7 +142,7 @@ def integers(library, name: str, array, shape: tuple, device: int) -> tuple:
 
 def as_one_sequence(library, name: str, array):
     """Packed queries or outputs (total_q, heads_q, head_dim) as (1, total_q, heads_q, head_dim). Raises `AttentionError`."""
-    if library_of(array) is not library:
+    if LIBRARIES.get(type(array)) is not library and library_of(array) is not library:
         raise AttentionError(f"{name} is a {type(array).__name__}; it must be an array of {library.name}, as q is")
     if len(array.shape) != 3:
         raise AttentionError(f"{name} has shape {tuple(array.shape)}; with cu_seqlens_q it must be (total_q, heads_q, head_dim)")
@@ -175,7 +161,7 @@ def most_queries(max_seqlen_q, total: int) -> int:
     """Queries of a sequence at the most, of `total` in all. Raises `AttentionError`."""
     if max_seqlen_q is None:
         return total
-    most = integer("max_seqlen_q", max_seqlen_q)
+    most = max_seqlen_q if type(max_seqlen_q) is int else integer("max_seqlen_q", max_seqlen_q)
     if most < 0:
         raise AttentionError(f"max_seqlen_q is {most}; it must be at least 0, or None if it is not known")
     return min(most, total)

@@ -54,12 +54,15 @@ class Call:
         for axis, stride in (("batch", batch), ("row", row), ("head", head)):
             setattr(self, f"{tensor}_{axis}_stride", stride)
 
-    def twin(self) -> Call:
-        """A second call on the same arrays, for a kernel that takes other sequences of them."""
+    def twin(self, queries: int, config) -> tuple[Call, tuple]:
+        """(a second call on the same arrays, for a forward kernel that takes sequences of up to so many queries; its key). To it a cache
+        without pages has one page for each sequence."""
         other = Call()
         for name in _SHARED:
             setattr(other, name, getattr(self, name))
-        return other
+        other.op, other.kv, other.page_size = "forward", "paged", self.page_size or self.seqlen_k
+        other.longest_q, other.config = queries, config
+        return other, other.key()
 
     def problem(self) -> Problem:
         """What to compute, for whoever chooses a config. Raises `ProblemError`."""
@@ -83,5 +86,5 @@ class Call:
 
 
 _SHARED = ("library", "device", "dtype", "kv_dtype", "heads_q", "heads_kv", "head_dim", "head_dim_v", "window_left",
-           "window_right", "softcap", "longest_k", "deterministic", "config", "batch", "seqlen_k", "sink_dtype", "sinks",
+           "window_right", "softcap", "longest_k", "deterministic", "batch", "seqlen_k", "sink_dtype", "sinks",
            "alibi_slopes", "alibi_batch_stride", "cu_seqlens_q", "cache_seqlens", "page_table", "page_table_stride")

@@ -8,7 +8,7 @@ from typing import Mapping
 from .arguments import positive_scale
 from ..device.arrays import OTHER, library_of
 from .dense import NO_WINDOW, unsuited
-from .cachecall import Arrays, forward_only, left_to_attention, of_many, understand
+from .cachecall import Arrays, forward_only, understand
 from .call import Call
 from .explain import Explanation, explain, explained
 from ..core.gpu import detect
@@ -55,7 +55,7 @@ def explain_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_table=
         library = library_of(q)
     call, given = understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, cu_seqlens_q, max_seqlen_q,
                              max_seqlen_k, k_scale, v_scale, num_splits, window, softcap, sinks, alibi_slopes, out, check, config)
-    if left_to_attention(call, given):
+    if given.whole:
         return explain(q, k_cache, v_cache, causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
                        alibi_slopes=alibi_slopes, out=out, config=config)
     if not (call.batch and given.queries and call.seqlen_k):
@@ -76,8 +76,7 @@ def _parts(call: Call, given: Arrays, gpu) -> list[Call]:
     """The call of sequences of few queries and that of those of many, as far as there are kernels and sequences of the kind."""
     config, mixed = call.config, given.packed and given.queries > MAX_QUERIES
     of_forward = config is not None and op_of(config) == "forward"
-    many = of_many(call, given)
-    many.config = config if of_forward else None
+    many, _ = call.twin(given.queries, config if of_forward else None)
     if of_forward and not mixed or given.queries > MAX_QUERIES and not mixed or config is None and forward_only(call, given, gpu):
         return [many]
     call.config = None if of_forward else config

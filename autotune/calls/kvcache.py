@@ -14,7 +14,7 @@ from . import plans
 from .arguments import positive_scale, refuse_config
 from ..device.arrays import LIBRARIES, OTHER, library_of
 from .dense import NO_WINDOW, attention, unsuited
-from .cachecall import Arrays, forward_only, left_to_attention, of_many, understand
+from .cachecall import Arrays, forward_only, understand
 from .call import Call
 from .plan import Plan
 from ..kernels.decode.base import MAX_QUERIES
@@ -69,7 +69,7 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
             return_lse=return_lse, out=out)
     call, given = understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, cu_seqlens_q, max_seqlen_q,
                              max_seqlen_k, k_scale, v_scale, num_splits, window, softcap, sinks, alibi_slopes, out, check, config)
-    if left_to_attention(call, given):
+    if given.whole:
         return attention(q, k_cache, v_cache, causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
                          alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, config=config)
     empty = not (call.batch and given.queries and call.seqlen_k)
@@ -172,9 +172,9 @@ def _plans_of(call: Call, given: Arrays) -> tuple:
     if mixed or given.queries <= MAX_QUERIES and not of_forward:
         few = _few(call, given)
     if few is None or given.queries > MAX_QUERIES:
-        twin = of_many(call, given)
-        twin.stream, twin.config = call.stream, config if of_forward or few is None else None
-        many = plans.find(twin.key()) or plans.plan_of(twin)
+        twin, key = call.twin(given.queries, config if of_forward or few is None else None)
+        twin.stream = call.stream
+        many = plans.find(key) or plans.plan_of(twin)
     return few, many, twin
 
 

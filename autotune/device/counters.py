@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from .arrays import stream_key
+from .capture import PER_THREAD, stream_key
 
 RESERVE = 1 << 18  # tickets set aside for captured graphs at a time: 1 MB, enough for 128 calls of 2048 sequences and heads
 LEAST_TICKETS = 4096
@@ -23,7 +23,7 @@ def take(library, like, device: int, stream: int, count: int, capturing: bool, b
     """
     with _lock:
         if not capturing:
-            key = library, device, stream_key(stream), beside
+            key = library, device, stream if stream != PER_THREAD else stream_key(stream), beside
             entry = _in_use.get(key)
             if entry is None or entry[2] < count:
                 array = library.zeros_int32(like, (max(count, LEAST_TICKETS),))

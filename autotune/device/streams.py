@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from .arrays import stream_key
+from .capture import PER_THREAD, stream_key
 
 NON_BLOCKING, NO_TIMING = 1, 2  # cudaStreamNonBlocking, cudaEventDisableTiming
 
@@ -60,7 +60,7 @@ class Beside:
 
 def beside(device: int, stream: int) -> Beside:
     """The stream beside `stream` (a cudaStream_t as int), to be entered."""
-    key = device, stream_key(stream)
+    key = device, stream if stream != PER_THREAD else stream_key(stream)
     found = _beside.get(key)
     if found is None:
         found = _beside.setdefault(key, Beside(device, stream))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_arrays import Tensor, aligned, fake_gpu  # noqa: F401 (a fixture)
+from fake_arrays import FakeGpu, Tensor, aligned, fake_gpu  # noqa: F401 (a fixture)
 
 import autotune
 from autotune.check.numerics import array_dtype
@@ -40,7 +40,8 @@ def calls():
 
 
 @pytest.mark.parametrize("name", calls())
-def test_a_warm_call_changes_modules_seldom(gpu, name):
+def test_a_warm_call_changes_modules_seldom(gpu, name, monkeypatch):
+    monkeypatch.setattr(FakeGpu, "launchKernel", lambda self, *arguments: self.launches.append(arguments))  # computes nothing
     most, call = calls()[name]
     call(), call()
     stack, steps = [None], []
@@ -62,4 +63,4 @@ def test_a_warm_call_changes_modules_seldom(gpu, name):
         call()
     finally:
         sys.setprofile(before)
-    assert len(gpu.launches) > count and len(steps) <= most, steps
+    assert len(gpu.launches) > count and len(steps) <= most, " ".join(steps)
