@@ -248,24 +248,22 @@ class OtherArrays:
     name = "dlpack"
 
     def to_cupy(self, array, name: str):
-        """`array` as a cupy.ndarray, ordered after its producer's work on CuPy's current stream. Raises `AttentionError` for what is
-        no array on a GPU, whatever its producer raises: tracers and classes have the method too."""
+        """`array` as a cupy.ndarray, ordered after its producer's work on CuPy's current stream. Raises `AttentionError`."""
         if isinstance(array, type) or not hasattr(array, "__dlpack__"):
             raise AttentionError(f"{name} is a {type(array).__name__}; it must be an array of CuPy, torch or another library "
                                  "with __dlpack__, on a CUDA GPU")
         try:
             kind = array.__dlpack_device__()[0]
         except Exception as error:  # of whatever library it is
-            raise AttentionError(f"{name} is a {_type_name(array)} that has no memory to read ({type(error).__name__}: "
-                                 f"{error}); call outside of what traces or transforms it") from None
+            raise AttentionError(f"{name} is a {_type_name(array)} without memory to read ({error!r}); call outside of a tracer") from None
         if kind not in DLPACK_CUDA_DEVICES:
             raise AttentionError(f"{name} is a {_type_name(array)} in host memory; it must be on a CUDA GPU")
-        import cupy
-
         try:
+            import cupy
+
             return cupy.from_dlpack(array)
         except Exception as error:
-            raise AttentionError(f"{name} is a {_type_name(array)} that cannot be shared ({type(error).__name__}: {error})") from None
+            raise AttentionError(f"{name} is a {_type_name(array)} that cannot be shared ({error!r})") from None
 
     def if_given(self, array, name: str):
         """The same of an array that may be None."""

@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import struct
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Callable, Iterator, Mapping, NamedTuple, Protocol
 
 from ..core.config import Config, Parameter, Value, typed
 from ..core.gpu import Gpu
 from ..core.problem import Problem, Static
+from .fields import (LEAST_ALIBI_SCALE, LOG2E, MAX_FLOAT, Field, bounded, params_bytes, params_format,  # noqa: F401  asked here too
+                     reciprocal)
 
 WARP_SIZE = 32
-UNBOUNDED = 2**30 - 2**16  # a window side that hides nothing
-LOG2E = 1.4426950408889634
-MAX_FLOAT = 3.4e38  # what a float of Params can hold
-LEAST_ALIBI_SCALE = 1e-30  # slopes are divided by the scale, and must stay floats; scores this small are 0 beside any slope
-
-# C type in the Params struct -> struct format code. Natural alignment; sizes are those of every CUDA target.
-FIELD_CODES = {"TensorMap": "128s", "pointer": "Q", "long long": "q", "int": "i", "unsigned": "I", "float": "f"}
-
-
-@dataclass(frozen=True)
-class Field:
-    """One member of a kernel's Params. `type` is a C type; a pointer type ends in ``*``.
-
-    `of` says where a launch takes the value from: an expression over what `Kernel.known` gives for a problem and config, and else
-    over the fields of a `Call`. Without it the value is that of the same name.
-    """
-
-    type: str
-    name: str
-    doc: str = ""
-    of: str = ""
-
-    @property
-    def code(self) -> str:
-        return FIELD_CODES["pointer" if self.type.endswith("*") else self.type]
 
 
 def resident_blocks(gpu: Gpu, threads: int, registers: int, smem_bytes: int) -> int:
@@ -45,26 +20,6 @@ def resident_blocks(gpu: Gpu, threads: int, registers: int, smem_bytes: int) -> 
     return max(1, min(gpu["registers_per_sm"] // (threads * max(-(-registers // 8) * 8, 24)),
                       gpu["smem_per_sm_bytes"] // (smem_bytes + gpu["smem_reserved_bytes"]),
                       gpu["threads_per_sm"] // threads, gpu["blocks_per_sm"]))
-
-
-def params_format(fields: tuple[Field, ...]) -> str:
-    """`struct` format that packs `fields` as the compiler lays them out (native alignment, tail padding included)."""
-    return "@" + "".join(field.code for field in fields) + "0q"
-
-
-def params_bytes(fields: tuple[Field, ...]) -> int:
-    return struct.calcsize(params_format(fields))
-
-
-def reciprocal(divisor: int) -> tuple[int, int]:
-    """(magic, shift): n // divisor == n * magic >> (31 + shift) for 0 <= n < 2^31."""
-    shift = (divisor - 1).bit_length()
-    return (1 << 31 + shift) // divisor + 1, shift
-
-
-def bounded(side: int | None) -> int:
-    """A side of a window, as kernels take it."""
-    return UNBOUNDED if side is None else min(side, UNBOUNDED)
 
 
 class Map(NamedTuple):
