@@ -110,7 +110,7 @@ class Match:
             return f"{self.tier}: no query of {self.problem} sees a key, so there is nothing to compute and nothing to tune."
         record, expected = self.record, self.expected
         if self.tier == "exact":
-            text = f"exact, {self.evidence}: {_known(record)} {self.problem}{_doubt(self)}."
+            text = f"exact, {self.evidence}: {_known(record, self.gpu)} {self.problem}{_doubt(self)}."
         elif self.tier == "default":
             text = f"default: nothing measured suits {self.problem} on {self.gpu.name}, so this is the kernel's default."
         else:
@@ -134,10 +134,12 @@ _DOUBT = {"measured": "", "predicted": ", never measured", "stale": ", with an o
           "other_toolkit": ", compiled by NVRTC {nvrtc}, which is not the one here"}
 
 
-def _known(record: Record) -> str:
+def _known(record: Record, gpu: Gpu) -> str:
     if record.evidence == "predicted":
         return f"estimated at {_us(record.time_us)} us, the best of {record.trials} compiled, for"
-    gain = f", {record.speedup:.2f} x as fast as the default" if record.speedup else ""
+    gain = ""
+    if record.speedup and record.config != default_config(record.problem, gpu):  # defaults move to where winners are
+        gain = f", {record.speedup:.2f} x as fast as the default of {record.date[:10]}"
     equals = f", {len(record.ties)} within noise of it" if record.ties else ""
     return f"the winner of {record.trials} measured ({_us(record.time_us)} us{gain}{equals}) for"
 

@@ -81,6 +81,13 @@ def test_exact(db):
     assert (match.tier, match.evidence, match.config, match.slowdown) == ("exact", "measured", LEGAL[0], 1.0)
     assert match.record == record() and match.problem == PROBLEM and match.gpu == H200
     assert "400 us" in match.why and "1.25 x" in match.why and "tune" not in match.why
+    assert "1.25 x as fast as the default of 2026-01-31" in match.why
+
+
+def test_nothing_is_claimed_over_a_default_that_has_become_the_winner(db):
+    db(record(config=kernels.default_config(PROBLEM, H200)))
+    match = lookup(PROBLEM, H200)
+    assert match.tier == "exact" and "400 us" in match.why and "x as fast" not in match.why
 
 
 def test_leading_zeros_do_not_change_a_size():
