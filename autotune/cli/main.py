@@ -21,13 +21,13 @@ from ..core.reading import printable
 from .streams import Stopped, prepared, say
 
 # In the order in which a newcomer meets them. Each is a module of `commands` with SUMMARY, add_arguments(parser), run(args).
-COMMANDS = ("tune", "lookup", "source", "verify", "bench", "build", "db", "gpus", "doctor")
+COMMANDS = ("tune", "worker", "why", "report", "lookup", "source", "verify", "bench", "build", "db", "gpus", "doctor")
 
 # Errors of this package whose message is a sentence for the user. Anything else is a bug and keeps its traceback.
 USER_ERRORS = frozenset((
     "AttentionError", "BenchError", "CacheError", "CompileError", "CompilerMissing", "ConfigError", "DatabaseError",
-    "DtypeMissing", "GpuError", "HostFault", "LaunchError", "ModelError", "NoKernelError", "ProblemError", "RecordError",
-    "StoreError", "ToolMissing", "TuneError", "UsageError", "WorkerError", "WorkloadError",
+    "DtypeMissing", "GpuError", "HostFault", "LaunchError", "LockError", "ModelError", "NoKernelError", "ProblemError",
+    "RecordError", "StoreError", "ToolMissing", "TuneError", "UsageError", "WorkerError", "WorkloadError",
 ))
 
 

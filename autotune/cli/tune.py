@@ -1,7 +1,8 @@
 """Finds the fastest correct configuration for each problem and records it. What was measured before is not measured again.
 
 Without a GPU it compiles and ranks the legal configurations for a GPU of the catalogue by an estimate and records them as
-predicted. Ctrl-C keeps what was measured; the same command goes on from there.
+predicted. Ctrl-C keeps what was measured; the same command goes on from there. With --gpus or --storage many GPUs and hosts
+share the work (`autotune worker`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..core.tables import microseconds, table, tflops
 from . import derived
 from .common import (UsageError, add_backward, add_decode, add_gpu, add_lists, as_called, gpu_or_stand_in, models_of, problems_of,
                      workload_of)
+from .worker import add_storage
 
 SUMMARY = "find and record the best configuration of problems or of a whole model"
 EFFORTS = ("instant", "quick", "full")
@@ -37,13 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true",
                         help="print the layers that a model comes down to, what is left out, and the problems; tune nothing")
     parser.add_argument("--effort", choices=EFFORTS, default="quick",
-                        help="instant: a final between the few that should be fastest, half a second each; quick: at most a minute for each problem; full: up to a quarter of an hour")
+                        help="instant: a final between the few that should be fastest, half a second each; quick: at most a minute for "
+                             "each problem; full: up to a quarter of an hour")
     parser.add_argument("--cover", action="store_true",
                         help="not these problems but covers of what they need: for each head dim, mask and source of keys a dozen "
                         "configs on a grid of problems, so that lookups of any sizes rest on times; half a minute each")
     parser.add_argument("--part", metavar="I/N", default="1/1", help="with --cover: every N-th cover, beginning with the I-th (1/1)")
     parser.add_argument("--seconds", type=float, default=math.inf,
                         help="with --cover: begin no cover after so long; the same command goes on from there")
+    parser.add_argument("--gpus", metavar="LIST",
+                        help="GPUs of this machine to use, a worker each: all, or CUDA indices such as 0,1")
+    add_storage(parser)
     parser.add_argument("--db", choices=("user", "checkout"), default="user",
                         help="where winners are recorded: your own database, or this checkout's tuning_db/ (for maintainers)")
 
@@ -60,7 +66,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     with interrupts_held():  # numpy's threads must not take a Ctrl-C that NVRTC's first compile would make a crash
         import numpy  # noqa: F401
+    shared = bool(args.storage or args.gpus)
     gpu, at_hand = gpu_or_stand_in(args.gpu)
+    if shared and args.gpu is None and not at_hand:
+        raise UsageError("no GPU is here, so say for which one the workers are to tune: --gpu NAME (`autotune gpus` lists them)")
     problems = as_called(problems, gpu)
     from ..database import view
     from .. import tuner
@@ -68,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     root = view.user_root() if args.db == "user" else checkout_root()
     if args.cover:
         return cover(problems, gpu, at_hand, root, args)
-    records = tuner.tune(problems, gpu=gpu, effort=args.effort, root=root)
+    records = tuner.tune(problems, gpu=gpu, effort=args.effort, root=root, storage=args.storage, gpus=args.gpus)
     print(report(records))
     if count := passed_over(records, gpu):
         print(f"\nA lookup takes what was measured before what was predicted, so for {count} of these it goes on taking measured "

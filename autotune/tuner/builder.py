@@ -85,5 +85,5 @@ def threads(spare: int = 1) -> int:
     return max(1, min(MAX_THREADS, cores - spare))
 
 
-def pool(spare: int = 1) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads(spare), thread_name_prefix="compile")
+def pool(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="compile")

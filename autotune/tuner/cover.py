@@ -33,7 +33,7 @@ from . import builder
 from .builder import Builder, Built
 from .grid import anchors, grid, in_bf16
 from .progress import Progress
-from .run import lock_of
+from .gpulock import gpu_lock
 from .portfolio import CHOSEN, candidates_of, choose
 from .survey import TARGET
 from .worker import Worker
@@ -62,7 +62,7 @@ def tune_covers(problems: Sequence[Problem], gpu: Gpu, device: int = 0, root: Pa
     missing = (part(static, problems, records, gpu, small) for static, _ in wanted
                if not current(covers.read(covers.file_of(root, gpu.name, static)), gpu))
     try:
-        with lock_of(device, progress):
+        with gpu_lock(device, progress.say):
             return measure(missing, gpu, device, root, time.monotonic() + seconds, progress.say)
     finally:
         refresh()

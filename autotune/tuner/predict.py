@@ -37,7 +37,7 @@ def predict(problems: Sequence[Problem], gpu: Gpu, make: Builder, progress: Prog
     """
     began = time.monotonic()
     good: dict[Static, dict[Config, Built]] = defaultdict(dict)  # what compiled for earlier problems
-    with builder.pool(spare=0) as pool:
+    with builder.pool(builder.threads(spare=0)) as pool:
         for n, problem in enumerate(problems):
             left = max(0.0, SECONDS_ALL - (time.monotonic() - began))
             deadline = time.monotonic() + min(SECONDS_EACH, 2 * left / (len(problems) - n))

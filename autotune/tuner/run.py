@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Iterable
-
-from filelock import FileLock, Timeout
 
 from ..cuda import compile
 from ..database import view
@@ -16,10 +12,16 @@ from ..kernels import as_called, default_config
 from ..database.lookup import refresh
 from ..core.problem import Problem, as_problems
 from ..database.record import Record
-from . import EVALUATOR, TuneError
+from . import EVALUATOR, TuneError, many
 from .builder import Builder
+from .executed import Executor
+from .gpulock import gpu_lock
+from .lead import dealt, lead
+from .predict import SECONDS_EACH, predict
 from .progress import Progress
 from .session import EFFORTS, ProblemFailed, Session
+from .signals import ending_as_interrupts
+from .storages import trials_root
 from .worker import Worker
 
 INTERRUPTED = "interrupted; what was measured is kept, and the same command goes on from there"
@@ -37,14 +39,46 @@ def parsed(problems: Problem | str | Iterable[Problem | str]) -> list[Problem]:
 def tune(problems: list[Problem], gpu: Gpu | str | None, effort: str, root: Path | None, trials_root: Path | None,
          device: int, stream) -> list[Record]:
     """See `autotune.tuner.tune`."""
-    if not isinstance(effort, str) or effort not in EFFORTS:
-        raise TuneError(f"effort is {effort!r}; allowed are {', '.join(EFFORTS)}")
     gpu, here = _resolve(gpu, device)
-    problems = list(dict.fromkeys(as_called(problem, gpu) for problem in problems))
-    for problem in problems:  # say what cannot be done before anything is written
-        default_config(problem, gpu)
-    compile.nvrtc_version()
-    view.check_writable(root)
+    problems = _as_asked(problems, gpu, effort, root)
+    found: dict[Problem, Record] = {}
+
+    def keep(record: Record) -> None:
+        view.write([record], root)
+        found[record.problem] = record
+
+    progress = Progress(len(problems), EFFORTS[effort].seconds if here else SECONDS_EACH, stream)
+    try:
+        with ending_as_interrupts():
+            if here:
+                with gpu_lock(device, progress.say), Worker(EVALUATOR, {"device": device}) as worker:
+                    worker.start()
+                    session = Session(gpu, EFFORTS[effort], worker, Builder(gpu), progress, trials_root)
+                    _measure(session, problems, root, keep)
+            else:
+                predict(problems, gpu, Builder(gpu), progress, keep, Executor(progress))
+    except KeyboardInterrupt:
+        progress.say(f"  {INTERRUPTED}")
+        raise
+    finally:
+        refresh()
+    return [found[problem] for problem in problems if problem in found]
+
+
+def tune_shared(problems: list[Problem], gpu: Gpu | str | None, effort: str, root: Path | None, stream, storage: str | None,
+                gpus: str | None) -> list[Record]:
+    """See `autotune.tuner.tune`: with workers on the GPUs of this machine, on other hosts, or both."""
+    where = storage or str(trials_root())
+    if gpus:
+        from cupy.cuda import runtime
+
+        gpu, devices, left_out = many.devices_of(gpus, resolve(gpu) if gpu is not None else None, runtime.getDeviceCount())
+    else:
+        gpu, devices, left_out = detect(0) if gpu is None else resolve(gpu), [], []
+    problems = _as_asked(problems, gpu, effort, root)
+    progress, make = Progress(len(problems), EFFORTS[effort].seconds, stream), Builder(gpu)
+    for sentence in left_out:
+        progress.say(sentence)
     found: dict[Problem, Record] = {}
 
     def keep(record: Record) -> None:
@@ -52,24 +86,32 @@ def tune(problems: list[Problem], gpu: Gpu | str | None, effort: str, root: Path
         found[record.problem] = record
 
     try:
-        if here:
-            progress = Progress(len(problems), EFFORTS[effort].seconds, stream)
-            with lock_of(device, progress), Worker(EVALUATOR, {"device": device}) as worker:
-                worker.start()
-                session = Session(gpu, EFFORTS[effort], worker, Builder(gpu), progress, trials_root)
-                _measure(session, problems, root, keep)
-        else:
-            from .executed import Executor
-            from .predict import SECONDS_EACH, predict
-
-            progress = Progress(len(problems), SECONDS_EACH, stream)
-            predict(problems, gpu, Builder(gpu), progress, keep, Executor(progress))
+        with ending_as_interrupts():
+            if devices:
+                devices = many.agreeing(devices, gpu, dealt(problems)[0], make, progress.say)
+                with many.workers(devices, where) as alive:
+                    lead(problems, gpu, effort, where, make, progress, keep,
+                         alive if storage is None else lambda: alive() or True)  # others may come from elsewhere
+            else:
+                lead(problems, gpu, effort, where, make, progress, keep)
     except KeyboardInterrupt:
         progress.say(f"  {INTERRUPTED}")
         raise
     finally:
         refresh()
     return [found[problem] for problem in problems if problem in found]
+
+
+def _as_asked(problems: list[Problem], gpu: Gpu, effort: str, root: Path | None) -> list[Problem]:
+    """`problems` as calls compute them, after saying what cannot be done before anything is written."""
+    if not isinstance(effort, str) or effort not in EFFORTS:
+        raise TuneError(f"effort is {effort!r}; allowed are {', '.join(EFFORTS)}")
+    problems = list(dict.fromkeys(as_called(problem, gpu) for problem in problems))
+    for problem in problems:
+        default_config(problem, gpu)
+    compile.nvrtc_version()
+    view.check_writable(root)
+    return problems
 
 
 def _measure(session: Session, problems: list[Problem], root: Path | None, keep) -> None:
@@ -95,25 +137,3 @@ def _resolve(gpu: Gpu | str | None, device: int) -> tuple[Gpu, bool]:
         return gpu, detect(device).identity == gpu.identity
     except GpuError:
         return gpu, False
-
-
-class lock_of:
-    """One tune at a time on a GPU: two would poison each other's timings. Waits, and says so."""
-
-    def __init__(self, device: int, progress: Progress):
-        from cupy.cuda import runtime  # needs no CUDA context
-
-        bus = runtime.deviceGetPCIBusId(device).replace(":", "-")
-        self._path = Path(tempfile.gettempdir()) / f"autotune-{os.getuid()}-gpu-{bus}.lock"
-        self._progress = progress
-        self._lock = FileLock(self._path)
-
-    def __enter__(self):
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            self._progress.say(f"waiting for another tune on this GPU (it holds {self._path})")
-            self._lock.acquire()
-
-    def __exit__(self, *_):
-        self._lock.release()

@@ -62,12 +62,14 @@ EFFORTS = {
 
 
 class Session:
-    """Tunes problems one after another on one GPU. The caller holds the GPU's lock and closes `worker`."""
+    """Tunes problems one after another on one GPU. The caller holds the GPU's lock and closes `worker`. Trials go to `storage`
+    (a URL or a folder) if it is given, else below `store_root`; `threads` compile (None: as many as cores allow)."""
 
     def __init__(self, gpu: Gpu, effort: Effort, worker: Worker, make: Builder, progress: Progress,
-                 store_root: Path | None = None):
+                 store_root: Path | None = None, storage: str | None = None, threads: int | None = None):
         self.gpu, self.effort, self.worker, self.make = gpu, effort, worker, make
-        self.progress, self.store_root = progress, store_root
+        self.progress, self.store_root, self.storage = progress, store_root, storage
+        self.threads = threads or builder.threads()
 
     def tune(self, problem: Problem, known: Sequence[Record]) -> Record:
         """The record of the best config for `problem`, seeded with `known` records. Raises `ProblemFailed`, `WorkerError`,
@@ -86,10 +88,10 @@ class Session:
         left = Budget(max(0, math.ceil(budget.trials - spent)), budget.seconds, budget.patience)
         self.progress.problem(problem.text)
         self.progress.known(len(resumed))
-        with builder.pool() as pool:
+        with builder.pool(self.threads) as pool:
             try:
                 reason = explore(searches, lambda config: self.make.build(problem.static, config), desk.evaluate, left, pool,
-                                 builder.threads() + AHEAD, desk.observe)
+                                 self.threads + AHEAD, desk.observe)
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
         order = [config for search in searches for config in search.space]
@@ -117,7 +119,7 @@ class _Desk:
     def __init__(self, session: Session, problem: Problem):
         self._session, self._problem = session, problem
         self._worker, self._make = session.worker, session.make
-        self._store = Store(problem, session.gpu, session.store_root)
+        self._store = Store(problem, session.gpu, session.store_root, session.storage)
         self._results: dict[Config, Measurement] = {}
         self._same: dict[tuple, Config] = {}  # what is launched -> the config that it was measured as
         self._warm = False  # whether a config of this problem has worked
@@ -131,6 +133,8 @@ class _Desk:
         """Tells `search` what earlier runs found out about today's kernels, and returns that."""
         latest = {trial.config: trial for trial in self._store.trials(search.kernel)}
         told = []
+        for config in self._store.doubtful(search.kernel):
+            search.tell(config, None)
         for config, trial in latest.items():
             if not search.has(config) or trial.measurement.outcome in TRY_AGAIN:
                 continue
@@ -159,11 +163,11 @@ class _Desk:
         handle = self._store.begin(kernel, config, built.source_sha256, built.binary.sha256)
         try:
             measurement = self._measure(config, built, best_us)
+            self._store.finish(handle, measurement)
         except BaseException:
             self._store.forget(handle)
             self._worker.kill()
             raise
-        self._store.finish(handle, measurement)
         self._results[config] = measurement
         return measurement
 

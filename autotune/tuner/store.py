@@ -1,38 +1,37 @@
 """The store of trials: what was tried for a problem on a GPU, how it ended, and what was under way when a tuner died.
 
-One Optuna journal file for each GPU and problem, one study in it for each kernel; `optuna-dashboard FILE` shows it.
-Each trial keeps its whole `Measurement`. Before a kernel is launched its trial is written as "launching", so that a
-launch which takes the whole process or machine down is found and blamed when the store is opened again.
+An Optuna storage: one journal file for each GPU and problem, or a database that many hosts share. One study for each kernel;
+`optuna-dashboard FILE` shows it. Each trial keeps its whole `Measurement`. Before a kernel is launched its trial is written as
+"launching" with the process that launches it, so that a launch which takes the whole process or machine down is found and blamed
+when the store is opened again. Any number of processes may write; one that may be alive is never blamed.
 A trial counts for as long as its config still renders to the same source; a winner is a query on the store.
 """
 
 from __future__ import annotations
 
-import os
-from contextlib import contextmanager
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator
 
 import optuna
 from optuna.distributions import CategoricalDistribution
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-from optuna.trial import TrialState, create_trial
+from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from ..core.config import Config, ConfigError
-from ..database.view import user_root
 from ..core.gpu import Gpu
-from ..kernels.base import Kernel
 from ..core.measurement import Measurement
 from ..core.problem import Problem
+from ..kernels.base import Kernel
+from . import owner
 from .search import quiet_optuna
+from .storages import StoreError, open_journal, open_storage, trials_root
 
-RUNNING, DONE = "launching", "done"
+__all__ = ["Store", "StoreError", "Trial", "read_trials", "trials_root"]
 
-
-class StoreError(OSError):
-    """The store cannot be read or written, with a sentence that says which file and what to do."""
+RUNNING, COMPILED, INTERRUPTED = "launching", "compiled", "interrupted"
+LOST_LAUNCHES = 2  # processes that vanished, unseen, while they launched a config: it is not launched a third time
 
 
 @dataclass(frozen=True)
@@ -45,142 +44,167 @@ class Trial:
     measurement: Measurement
 
 
-def trials_root() -> Path:
-    """The folder of all journals: ``trials`` in the user's database folder."""
-    return user_root() / "trials"
-
-
 class Store:
-    """The trials of one problem on one GPU. One process writes at a time (the tuner's lock on the GPU sees to it)."""
+    """The trials of one problem on one GPU: in `storage` if it is given (a URL or a folder), else in a journal under `root`.
 
-    def __init__(self, problem: Problem, gpu: Gpu, root: Path | None = None):
-        self.path = (trials_root() if root is None else root) / gpu.name / f"{problem.text}.journal"
-        self._prefix = f"{problem.text} sm{'-'.join(map(str, gpu.identity))} "
+    Raises `StoreError` where the storage cannot be reached, read or written.
+    """
+
+    def __init__(self, problem: Problem, gpu: Gpu, root: Path | None = None, storage: str | None = None):
+        self.name = f"{problem.text} sm{'-'.join(map(str, gpu.identity))} "
+        self._storage = open_storage(storage, f"{gpu.name}/{problem.text}", root)
         self._studies: dict[str, int] = {}
-        self._storage = _open(self.path)
-        self._attribute_crashes()
+        self._pending: dict[int, tuple[Kernel, dict]] = {}  # what was begun here
+        self._end_what_died()
+
+    @property
+    def path(self) -> Path | None:
+        """The journal file, or None for a database."""
+        return self._storage.path
 
     def trials(self, kernel: Kernel) -> list[Trial]:
         """Every trial of `kernel` that ended, oldest first. Configs that are no longer legal values are left out."""
-        return list(_ended(self._storage, self._study(kernel.name), kernel))
+        return list(_ended(self._all(), kernel, self.name + kernel.name))
 
     def begin(self, kernel: Kernel, config: Config, source: str, cubin: str) -> int:
         """Writes that `config` is about to be launched. Returns the handle for `finish` or `forget`."""
-        return self._create(kernel, config, source, cubin, TrialState.RUNNING)
+        return self._create(kernel, config, source, cubin, RUNNING)
 
     def finish(self, handle: int, measurement: Measurement) -> None:
-        """Writes how the launch ended."""
-        with _writing(self.path):
+        """Writes how the launch ended. From the first of the two writes on it counts, whatever happens then."""
+        ok = measurement.outcome == "ok"
+        kernel, facts = self._pending.pop(handle)
+        try:
             self._storage.set_trial_user_attr(handle, "measurement", measurement.as_dict())
-            self._storage.set_trial_user_attr(handle, "phase", DONE)
-            ok = measurement.outcome == "ok"
             self._storage.set_trial_state_values(handle, TrialState.COMPLETE if ok else TrialState.FAIL,
                                                  [measurement.time_us] if ok else None)
+        except (UpdateFinishedTrialError, KeyError):  # somebody gave this process up, or the first line is lost
+            if facts["uid"] not in self._measured():
+                self._end(self._write(kernel, {**facts, "phase": COMPILED}), measurement)
 
     def forget(self, handle: int) -> None:
         """Ends a trial that the user interrupted: nobody is to blame, and the config may be tried again."""
-        with _writing(self.path):
-            self._storage.set_trial_user_attr(handle, "phase", "interrupted")
+        self._pending.pop(handle, None)
+        try:
+            self._storage.set_trial_user_attr(handle, "phase", INTERRUPTED)
             self._storage.set_trial_state_values(handle, TrialState.FAIL, None)
+        except (UpdateFinishedTrialError, KeyError):
+            pass  # its measurement was written, or somebody else ended it
 
     def add(self, kernel: Kernel, config: Config, source: str, cubin: str, measurement: Measurement) -> None:
         """Writes a trial that never launched: it did not compile, spilled, or is the same binary as another."""
-        self.finish(self._create(kernel, config, source, cubin, TrialState.RUNNING, phase="compiled"), measurement)
+        self.finish(self._create(kernel, config, source, cubin, COMPILED), measurement)
+
+    def doubtful(self, kernel: Kernel) -> set[Config]:
+        """Configs whose launch `LOST_LAUNCHES` processes did not come back from, though nobody could see how they ended."""
+        lost: dict[Config, set[str]] = {}
+        for trial in self._all():
+            attributes = trial.user_attrs
+            if attributes.get("phase") == RUNNING and "measurement" not in attributes and attributes.get("by") != owner.me():
+                if config := _config(attributes, kernel):
+                    lost.setdefault(config, set()).add(repr(attributes.get("by")))
+        return {config for config, owners in lost.items() if len(owners) >= LOST_LAUNCHES}
 
     def _study(self, kernel: str) -> int:
+        name = self.name + kernel
         if kernel not in self._studies:
-            name = self._prefix + kernel
-            with _writing(self.path), quiet_optuna():
-                known = {study.study_name: study._study_id for study in self._storage.get_all_studies()}
-                self._studies[kernel] = known[name] if name in known else self._storage.create_new_study(
-                    [optuna.study.StudyDirection.MINIMIZE], name)
+            self._studies[kernel] = study_of(self._storage, name)
         return self._studies[kernel]
 
-    def _create(self, kernel: Kernel, config: Config, source: str, cubin: str, state: TrialState, phase: str = RUNNING) -> int:
-        parameters = [p for p in kernel.parameters if not p.derived]
-        trial = create_trial(state=state, params={p.name: config[p.name] for p in parameters},
-                             distributions={p.name: CategoricalDistribution(p.values) for p in parameters},
-                             user_attrs={"phase": phase, "config": config.as_dict(), "source": source, "cubin": cubin})
-        with _writing(self.path):
-            return self._storage.create_new_trial(self._study(kernel.name), template_trial=trial)
+    def _create(self, kernel: Kernel, config: Config, source: str, cubin: str, phase: str) -> int:
+        facts = {"phase": phase, "study": self.name + kernel.name, "config": config.as_dict(), "source": source, "cubin": cubin,
+                 "by": owner.me(), "uid": uuid.uuid4().hex}
+        handle = self._write(kernel, facts)
+        self._pending[handle] = kernel, facts
+        return handle
 
-    def _attribute_crashes(self) -> None:
+    def _write(self, kernel: Kernel, facts: dict) -> int:
+        parameters = [p for p in kernel.parameters if not p.derived and self.path]  # in a database each costs three queries
+        trial = create_trial(state=TrialState.RUNNING, params={p.name: facts["config"][p.name] for p in parameters},
+                             distributions={p.name: CategoricalDistribution(p.values) for p in parameters}, user_attrs=facts)
+        return self._storage.create_new_trial(self._study(kernel.name), template_trial=trial)
+
+    def _all(self) -> Iterator[FrozenTrial]:
+        """Every trial of this problem and GPU, also of a study whose first line is lost: each says where it belongs."""
         for study in self._storage.get_all_studies():
-            for trial in self._storage.get_all_trials(study._study_id, deepcopy=False, states=(TrialState.RUNNING,)):
-                if trial.user_attrs.get("phase") == RUNNING and "measurement" not in trial.user_attrs:
-                    message = "the tuner died while this kernel was running"
-                    self.finish(trial._trial_id, Measurement(outcome="crashed", message=message))
-                else:
-                    self.forget(trial._trial_id)
+            if study.study_name.startswith((self.name, "lost-")):
+                for trial in self._storage.get_all_trials(study._study_id, deepcopy=False):
+                    if trial.user_attrs.get("study", study.study_name).startswith(self.name):
+                        yield trial
+
+    def _measured(self) -> set[str]:
+        """The uids of all trials that have a measurement."""
+        return {trial.user_attrs.get("uid", "") for trial in self._all() if "measurement" in trial.user_attrs}
+
+    def _end_what_died(self) -> None:
+        """Ends what processes that are certainly dead left: with its measurement if there is one, else as a crash."""
+        ended = self._measured()
+        for trial in list(self._all()):
+            attributes = trial.user_attrs
+            if trial.state != TrialState.RUNNING or not owner.certainly_dead(attributes.get("by")):
+                continue
+            measurement = _measurement(attributes)
+            if measurement is None and attributes.get("phase") == RUNNING and attributes.get("uid") not in ended:
+                message = f"the tuner died while this kernel was running ({owner.shown(attributes['by'])})"
+                measurement = Measurement(outcome="crashed", message=message)
+            self._end(trial._trial_id, measurement)
+
+    def _end(self, handle: int, measurement: Measurement | None) -> None:
+        try:
+            if measurement is None:
+                self.forget(handle)
+                return
+            self._storage.set_trial_user_attr(handle, "measurement", measurement.as_dict())
+            self._storage.set_trial_state_values(handle, TrialState.COMPLETE if measurement.ok else TrialState.FAIL,
+                                                 [measurement.time_us] if measurement.ok else None)
+        except (UpdateFinishedTrialError, KeyError):
+            pass  # another tuner that opened the store at the same time did it
+
+
+def study_of(storage, name: str) -> int:
+    """The id of the study called `name`, which is made if there is none."""
+    known = {study.study_name: study._study_id for study in storage.get_all_studies()}
+    if name in known:
+        return known[name]
+    try:
+        with quiet_optuna():
+            return storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], name)
+    except DuplicatedStudyError:  # of another tuner, just now
+        return storage.get_study_id_from_name(name)
 
 
 def read_trials(path: Path, kernel: Kernel) -> list[Trial]:
     """Every ended trial of `kernel` in a journal file, which is only read. Raises `StoreError`."""
     if not path.is_file():
         raise StoreError(f"{path} is not there; `autotune tune` writes such files under {trials_root()}")
-    try:
-        storage = JournalStorage(JournalFileBackend(str(path)))
-        return [trial for study in storage.get_all_studies() if study.study_name.endswith(f" {kernel.name}")
-                for trial in _ended(storage, study._study_id, kernel)]
-    except Exception as error:  # whatever a damaged journal makes Optuna raise
-        raise StoreError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
+    storage = open_journal(path)
+    return [trial for study in storage.get_all_studies() if study.study_name.endswith(f" {kernel.name}")
+            for trial in _ended(storage.get_all_trials(study._study_id, deepcopy=False), kernel, study.study_name)]
 
 
-def _ended(storage: JournalStorage, study: int, kernel: Kernel) -> Iterator[Trial]:
-    for trial in storage.get_all_trials(study, deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL)):
+def _ended(trials: Iterator[FrozenTrial], kernel: Kernel, study: str) -> Iterator[Trial]:
+    for trial in trials:
         attributes = trial.user_attrs
-        if attributes.get("phase") != DONE:
+        if attributes.get("study", study) != study or not attributes.get("config"):
             continue
-        try:
-            raw = {name: value for name, value in attributes["config"].items() if name != "kernel"}
-            yield Trial(kernel.typed_config(raw, "a stored trial"), attributes["source"], attributes["cubin"],
-                        Measurement.from_dict(attributes["measurement"]))
-        except (ConfigError, ValueError, KeyError):
-            continue  # a parameter or a field changed since: the trial says nothing about today's kernels
+        config, measurement = _config(attributes, kernel), _measurement(attributes)
+        if config and measurement and isinstance(attributes.get("source"), str) and isinstance(attributes.get("cubin"), str):
+            yield Trial(config, attributes["source"], attributes["cubin"], measurement)
 
 
-def _open(path: Path) -> JournalStorage:
-    """The journal at `path`. A torn last line is cut off; a file that cannot be understood is moved aside."""
-    with _writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _cut_torn_line(path)
+def _config(attributes: dict, kernel: Kernel) -> Config | None:
+    """The config of a trial; None if it is none of `kernel`, or none any more: a parameter changed since."""
+    raw = attributes.get("config")
+    if not isinstance(raw, dict) or raw.get("kernel", kernel.name) != kernel.name:
+        return None
     try:
-        return _journal(path)
-    except OSError as error:
-        raise StoreError(_sentence(path, error)) from None
-    except Exception:  # whatever a damaged journal makes Optuna raise
-        with _writing(path):
-            aside = path.with_suffix(".journal.damaged")
-            os.replace(path, aside)
-        return _journal(path)
+        return kernel.typed_config({name: value for name, value in raw.items() if name != "kernel"}, "a stored trial")
+    except (ConfigError, ValueError, KeyError, TypeError):
+        return None
 
 
-def _journal(path: Path) -> JournalStorage:
-    return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
-
-
-def _cut_torn_line(path: Path) -> None:
-    """A writer that was killed leaves half a line, after which Optuna cannot append."""
-    if not path.exists():
-        return
-    with open(path, "rb+") as file:
-        data = file.read()
-        if data and not data.endswith(b"\n"):
-            file.truncate(data.rfind(b"\n") + 1)
-    lock = Path(f"{path}.lock")
-    lock.unlink(missing_ok=True)  # left by the same killed writer; the GPU's lock says that no other lives
-
-
-@contextmanager
-def _writing(path: Path):
-    """Turns an OSError into a `StoreError` that names the file and the way out."""
+def _measurement(attributes: dict) -> Measurement | None:
     try:
-        yield
-    except StoreError:
-        raise
-    except OSError as error:
-        raise StoreError(_sentence(path, error)) from None
-
-
-def _sentence(path: Path, error: OSError) -> str:
-    return f"{path} cannot be written ({error.strerror or error}); set AUTOTUNE_DB to a folder that can, with free space"
+        return Measurement.from_dict(attributes.get("measurement"))
+    except (ValueError, TypeError):
+        return None

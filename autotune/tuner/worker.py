@@ -184,10 +184,10 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _die_with(parent: int) -> None:
-    """Asks Linux to kill this process when its parent dies: a hung kernel would otherwise outlive a killed tuner."""
+def end_with(parent: int, how: signal.Signals = signal.SIGTERM) -> None:
+    """Asks Linux for the signal `how` when this process's parent dies: a hung kernel would otherwise outlive a killed tuner."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(how))
     if os.getppid() != parent:
         os._exit(1)
 
@@ -221,7 +221,7 @@ def _sentence(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    _die_with(int(sys.argv[2]))
+    end_with(int(sys.argv[2]), signal.SIGKILL)
     with Connection(int(sys.argv[1])) as _connection:
         _serve(_connection)
     sys.stdout.flush()

@@ -31,7 +31,7 @@ def at_hand(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "detect", lambda device: H200)
     monkeypatch.setattr(run, "Builder", lambda gpu: FakeBuilder())
     monkeypatch.setattr(run, "EVALUATOR", "tuner_targets:FakeEvaluator")
-    monkeypatch.setattr(run, "lock_of", lambda device, progress: contextlib.nullcontext())
+    monkeypatch.setattr(run, "gpu_lock", lambda device, say: contextlib.nullcontext())
 
 
 def test_tune_measures_writes_and_returns_in_order(at_hand, tmp_path):

@@ -6,7 +6,7 @@ from tuner_fakes import FAKE, H200, PROBLEM, SPACE, FakeBuilder, fails, syntheti
 
 from autotune import kernels
 from autotune.core.problem import Problem
-from autotune.tuner import session as session_module
+from autotune.tuner import owner, session as session_module
 from autotune.tuner.explore import Budget
 from autotune.tuner.progress import Progress
 from autotune.tuner.session import Effort, ProblemFailed, Session
@@ -146,11 +146,13 @@ def test_an_interrupt_keeps_what_was_measured_and_blames_nobody(bench, monkeypat
     assert len(outcomes(resumed)) >= 40
 
 
-def test_a_tuner_that_dies_blames_the_kernel_that_was_running(bench):
+def test_a_tuner_that_dies_blames_the_kernel_that_was_running(bench, monkeypatch):
     session, _, _ = bench()
     store = Store(PROBLEM, H200, session.store_root)
-    store.begin(FAKE, DEFAULT, FakeBuilder().source_sha256(PROBLEM.static, DEFAULT), "0" * 64)
-    del store  # and the process with it
+    with monkeypatch.context() as patch:
+        dead = {**owner.me(), "started": "1"}
+        patch.setattr(owner, "me", lambda: dead)
+        store.begin(FAKE, DEFAULT, FakeBuilder().source_sha256(PROBLEM.static, DEFAULT), "0" * 64)
     record = session.tune(PROBLEM, [])
     assert outcomes(session)[DEFAULT].outcome == "crashed" and "died" in outcomes(session)[DEFAULT].message
     assert record.default_config is None and record.config != DEFAULT
