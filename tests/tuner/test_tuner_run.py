@@ -83,7 +83,7 @@ def test_a_worker_that_cannot_start_is_one_sentence(at_hand, monkeypatch):
     (dict(problems=SMALL, effort="huge"), TuneError, "effort is 'huge'; allowed are instant, quick, full"),
     (dict(problems=SMALL, gpu="h2000"), GpuError, "no GPU is called"),
     (dict(problems="forward-bf16-b1-h4x4-q0-k512-d128"), TuneError, "computes nothing"),
-    (dict(problems="decode-fp32-b1-h4x4-q1-k64-d128", gpu="nvidia-h200"), kernels.ConfigError, "no kernel can serve"),
+    (dict(problems="decode-fp32-b1-h4x4-q1-k64-d128-kve4m3", gpu="nvidia-h200"), kernels.ConfigError, "no kernel can serve"),
 ])
 def test_bad_input_is_refused_before_anything_is_written(monkeypatch, tmp_path, arguments, error, said):
     monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / "db"))
