@@ -7,7 +7,7 @@ Features that a problem lacks do not stand in its text, so a feature added later
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Iterable
@@ -79,10 +79,6 @@ class Static:
         return before, after
 
 
-_UNSIZED = attrgetter("op", "dtype", "heads_q", "heads_kv", "head_dim", "head_dim_v", "softcap", "alibi", "sinks", "kv",
-                      "page_size", "packed_queries", "deterministic", "kv_dtype", "out_dtype")
-
-
 @dataclass(frozen=True)
 class Problem:
     """One attention problem. Lengths are tokens, head dims are elements.
@@ -142,7 +138,7 @@ class Problem:
 
     @cached_property
     def unsized(self) -> tuple:
-        """Every field but batch, lengths and window."""
+        """Every field but `SIZES`: batch, lengths and window."""
         return _UNSIZED(self)
 
     @cached_property
@@ -253,6 +249,10 @@ class Problem:
             query, key = 2 * query + self.heads_q * 4, 2 * key
         return sum(queries * query + key * sequences.visible_keys(queries, keys, self.window_left, self.window_right)
                    for queries, keys in lengths)
+
+
+SIZES = ("batch", "seqlen_q", "seqlen_k", "window_left", "window_right")
+_UNSIZED = attrgetter(*(field.name for field in fields(Problem) if field.name not in SIZES))  # a new field counts at once
 
 
 def _head_dim_token(head_dim: int, head_dim_v: int) -> str:
