@@ -54,13 +54,16 @@ def reader(texts: list[str], known: Mapping[str, Value], scope: Mapping[str, obj
     call."""
     names = _Names(known, {**FUNCTIONS, **scope})
     values = [ast.unparse(names.visit(ast.parse(text, mode="eval").body)) for text in texts]
-    code = f"lambda call: ({', '.join(values)},)"
-    return eval(compile(code, "<fields of Params>", "eval"), {"__builtins__": {}, **FUNCTIONS, **scope})  # noqa: S307  texts of ours
+    loads = "".join(f"    {name} = call.{name}\n" for name in names.used)  # once each: maps and pointers name the same ones
+    made: dict[str, Callable] = {}
+    exec(f"def fields(call):\n{loads}    return ({', '.join(values)},)", {"__builtins__": {}, **FUNCTIONS, **scope}, made)
+    return made["fields"]
 
 
 class _Names(ast.NodeTransformer):
     def __init__(self, known, scope):
         self.known, self.scope = known, scope
+        self.used: dict[str, None] = {}  # fields of the call, in order
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id in self.known:
@@ -68,7 +71,8 @@ class _Names(ast.NodeTransformer):
         if node.id in self.scope:
             return node
         assert node.id in Call.__slots__, f"a field of Params is to come from {node.id}, which no call has"
-        return ast.Attribute(ast.Name("call", ast.Load()), node.id, ast.Load())
+        self.used[node.id] = None
+        return node
 
 
 def _map_text(n: int, shape: Map, problem: Problem) -> str:
