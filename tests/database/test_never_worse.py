@@ -9,7 +9,7 @@ from autotune.core.gpu import by_name
 from autotune.database import cover as covers
 from autotune.database import view
 from autotune.database.expect import Point, expectations
-from autotune.database.known import points_of
+from autotune.database.known import loss_to_expect, points_of
 from autotune.kernels import KERNELS
 
 H200 = by_name("nvidia-h200")
@@ -56,3 +56,18 @@ def test_more_of_a_grid_serves_better():
         few += loss(points[1::2], lambda point: points[::2], cover)
         many += loss(points[1::2], lambda point: [other for other in points if other is not point], cover)
     assert sum(many) < sum(few)
+
+
+def test_19_problems_of_20_stay_under_the_bound_that_the_others_give():
+    from dataclasses import replace
+    from types import SimpleNamespace
+
+    held = []
+    for path in FILES[::4]:
+        cover = covers.read(path)
+        for n, (problem, loss) in enumerate(zip(cover.problems, cover.losses)):
+            others = replace(cover, problems=cover.problems[:n] + cover.problems[n + 1:], losses=cover.losses[:n] + cover.losses[n + 1:])
+            expected, bound = loss_to_expect(SimpleNamespace(covers=[others], gpu=H200), problem)
+            assert 1 <= expected < bound
+            held.append(loss <= bound)
+    assert sum(held) >= 0.95 * len(held)
