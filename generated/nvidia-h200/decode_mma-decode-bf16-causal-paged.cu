@@ -10,15 +10,15 @@
 // serves
 //   decode-bf16-b32-h32x8-q4-k8192-d128-causal-page16
 //       launched with pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       242.956 us measured (71 TFLOP/s), 1.000 x as fast as the default
-//       the best of 1, 0 within noise of it, 2026-11-30 13:42:20 UTC
+//       242.984 us measured (71 TFLOP/s), 1.000 x as fast as the default
+//       the best of 1, 0 within noise of it, 2026-12-01 03:16:46 UTC
 //
 // other winners, whose sources `autotune source PROBLEM` prints
 //   decode-bf16-b32-h64x8-q4-k8192-d64-causal-sinks-page16
 //       with block_m=32 speculative_start=true smem_bytes=40960
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       126.398 us measured (136 TFLOP/s), 1.024 x as fast as the default
-//       the best of 49, 1 within noise of it, 2026-11-30 13:44:18 UTC
+//       126.698 us measured (136 TFLOP/s), 1.021 x as fast as the default
+//       the best of 49, 1 within noise of it, 2026-12-01 03:17:05 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //

@@ -10,15 +10,15 @@
 // serves
 //   decode-bf16-b8-h32x8-q4-k8192-d128-causal
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       64.152 us measured (67 TFLOP/s), 1.000 x as fast as the default
-//       the best of 39, 3 within noise of it, 2026-11-30 10:00:16 UTC
+//       63.0616 us measured (68 TFLOP/s), 1.000 x as fast as the default
+//       the best of 39, 0 within noise of it, 2026-12-01 03:16:17 UTC
 //
 // other winners, whose sources `autotune source PROBLEM` prints
 //   decode-bf16-b8-h64x8-q4-k8192-d64-causal-sinks
 //       with block_m=32 block_n=16 num_warps=8 num_stages=4 q_in_registers=false smem_bytes=135168
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=4 trigger_tiles=4
-//       36.56 us measured (117 TFLOP/s), 1.000 x as fast as the default
-//       the best of 7, 0 within noise of it, 2026-11-30 10:03:04 UTC
+//       36.2003 us measured (119 TFLOP/s), 1.000 x as fast as the default
+//       the best of 7, 0 within noise of it, 2026-12-01 03:16:18 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //

@@ -10,15 +10,15 @@
 // serves
 //   decode-bf16-b32-h32x8-q1-k8192-d128-page16-kve4m3
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       126.87 us measured (34 TFLOP/s), 1.006 x as fast as the default
-//       the best of 44, 0 within noise of it, 2026-11-30 13:46:42 UTC
+//       126.676 us measured (34 TFLOP/s), 1.006 x as fast as the default
+//       the best of 44, 0 within noise of it, 2026-12-01 03:16:42 UTC
 //
 // other winners, whose sources `autotune source PROBLEM` prints
 //   decode-bf16-b32-h64x8-q1-k8192-d64-page16-kve4m3
 //       with block_heads_kv=2 num_warps=8 num_stages=4 min_blocks_per_sm=1 smem_bytes=131072
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       69.5474 us measured (62 TFLOP/s), 1.127 x as fast as the default
-//       the best of 53, 4 within noise of it, 2026-11-30 09:40:48 UTC
+//       67.7943 us measured (63 TFLOP/s), 1.129 x as fast as the default
+//       the best of 53, 2 within noise of it, 2026-12-01 03:17:00 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //

@@ -10,39 +10,39 @@
 // serves
 //   decode-bf16-b128-h64x8-q1-k8192-d64-kve4m3
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
-//       250.652 us measured (69 TFLOP/s), 1.091 x as fast as the default
-//       the best of 52, 2 within noise of it, 2026-11-30 07:42:53 UTC
+//       243.028 us measured (71 TFLOP/s), 1.013 x as fast as the default
+//       the best of 52, 2 within noise of it, 2026-12-01 03:17:21 UTC
 //   decode-bf16-b64-h64x8-q1-k4096-d64-kve4m3
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       65.4096 us measured (66 TFLOP/s), 1.035 x as fast as the default
-//       the best of 50, 3 within noise of it, 2026-11-30 07:42:39 UTC
+//       63.688 us measured (67 TFLOP/s), 1.038 x as fast as the default
+//       the best of 50, 2 within noise of it, 2026-12-01 03:17:09 UTC
 //
 // other winners, whose sources `autotune source PROBLEM` prints
 //   decode-bf16-b32-h32x8-q1-k8192-d128-kve4m3
 //       with block_heads_kv=1 block_n=32 smem_bytes=65536
 //       launched with pieces=396 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       123.142 us measured (35 TFLOP/s), 1.000 x as fast as the default
-//       the best of 49, 4 within noise of it, 2026-11-30 13:46:31 UTC
+//       122.626 us measured (35 TFLOP/s), 1.000 x as fast as the default
+//       the best of 49, 2 within noise of it, 2026-12-01 03:16:36 UTC
 //   decode-bf16-b32-h64x8-q1-k8192-d64-kve4m3
 //       with num_warps=8 num_stages=4 min_blocks_per_sm=1 smem_bytes=131072
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       63.5451 us measured (68 TFLOP/s), 1.051 x as fast as the default
-//       the best of 42, 5 within noise of it, 2026-11-30 13:46:55 UTC
+//       63.542 us measured (68 TFLOP/s), 1.051 x as fast as the default
+//       the best of 42, 2 within noise of it, 2026-12-01 03:16:57 UTC
 //   decode-bf16-b64-h32x8-q1-k4096-d128-kve4m3
 //       with block_heads_kv=1 num_warps=2 min_blocks_per_sm=1 smem_bytes=40960
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       126.32 us measured (34 TFLOP/s), 1.016 x as fast as the default
-//       the best of 67, 3 within noise of it, 2026-11-30 09:40:36 UTC
+//       122.602 us measured (35 TFLOP/s), 1.013 x as fast as the default
+//       the best of 67, 2 within noise of it, 2026-12-01 03:17:07 UTC
 //   decode-bf16-b16-h32x32-q1-k8192-d128-kve4m3
 //       with block_heads_kv=1 block_n=32 num_warps=1 smem_bytes=40960
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       243.496 us measured (9 TFLOP/s), 1.019 x as fast as the default
-//       the best of 23, 3 within noise of it, 2026-11-30 09:40:26 UTC
+//       237.396 us measured (9 TFLOP/s), 1.012 x as fast as the default
+//       the best of 23, 2 within noise of it, 2026-12-01 03:16:26 UTC
 //   decode-bf16-b1-h32x8-q1-k16384-d128-kve4m3
 //       with block_heads_kv=1 block_n=32 smem_bytes=65536
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       13.2007 us measured (20 TFLOP/s), 1.000 x as fast as the default
-//       the best of 44, 1 within noise of it, 2026-11-30 13:46:23 UTC
+//       13.2316 us measured (20 TFLOP/s), 1.000 x as fast as the default
+//       the best of 44, 1 within noise of it, 2026-12-01 03:15:51 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //

@@ -10,90 +10,91 @@
 // serves
 //   decode-bf16-b256-h32x8-q1-k2048-d128-page16
 //       launched with pieces=512 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
-//       482.952 us measured (18 TFLOP/s), 1.000 x as fast as the default
-//       the best of 35, 0 within noise of it, 2026-11-30 13:43:20 UTC
+//       483.248 us measured (18 TFLOP/s), 1.000 x as fast as the default
+//       the best of 35, 0 within noise of it, 2026-12-01 03:17:29 UTC
 //   decode-bf16-b32-h64x8-q1-k8192-d128-page16
 //       launched with pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       241.896 us measured (36 TFLOP/s), 1.000 x as fast as the default
-//       the best of 44, 3 within noise of it, 2026-11-30 13:43:25 UTC
+//       241.992 us measured (35 TFLOP/s), 1.000 x as fast as the default
+//       the best of 44, 2 within noise of it, 2026-12-01 03:17:04 UTC
 //   decode-bf16-b32-h32x8-q1-k8192-d128-page1
 //       launched with pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       244.36 us measured (18 TFLOP/s), 1.000 x as fast as the default
-//       the best of 45, 3 within noise of it, 2026-11-30 13:42:55 UTC
-//   decode-bf16-b32-h32x8-q1-k8192-d128-page16
-//       launched with pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       241.684 us measured (18 TFLOP/s), 1.000 x as fast as the default
-//       the best of 44, 3 within noise of it, 2026-11-30 13:43:01 UTC
+//       243.632 us measured (18 TFLOP/s), 1.000 x as fast as the default
+//       the best of 45, 2 within noise of it, 2026-12-01 03:16:39 UTC
 //   decode-bf16-b32-h32x8-q1-k8192-d128-page256
 //       launched with pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       241.732 us measured (18 TFLOP/s), 1.000 x as fast as the default
-//       the best of 44, 4 within noise of it, 2026-11-30 13:43:06 UTC
+//       240.344 us measured (18 TFLOP/s), 1.000 x as fast as the default
+//       the best of 44, 2 within noise of it, 2026-12-01 03:16:45 UTC
 //   decode-bf16-b32-h32x8-q1-k8192-d128-page64
 //       launched with pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       241.004 us measured (18 TFLOP/s), 1.000 x as fast as the default
-//       the best of 46, 4 within noise of it, 2026-11-30 13:43:11 UTC
+//       241.192 us measured (18 TFLOP/s), 1.000 x as fast as the default
+//       the best of 46, 2 within noise of it, 2026-12-01 03:16:44 UTC
 //
 // other winners, whose sources `autotune source PROBLEM` prints
 //   decode-bf16-b256-h64x8-q1-k2048-d64-sinks-page16
 //       with block_heads_kv=2 min_blocks_per_sm=1 speculative_start=true
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
-//       250.784 us measured (34 TFLOP/s), 1.039 x as fast as the default
-//       the best of 47, 2 within noise of it, 2026-11-30 13:45:57 UTC
+//       247.924 us measured (35 TFLOP/s), 1.054 x as fast as the default
+//       the best of 47, 2 within noise of it, 2026-12-01 03:17:30 UTC
+//   decode-bf16-b32-h32x8-q1-k8192-d128-page16
+//       with speculative_start=true
+//       launched with pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+//       241.656 us measured (18 TFLOP/s), 1.003 x as fast as the default
+//       the best of 44, 1 within noise of it, 2026-12-01 03:16:41 UTC
 //   decode-bf16-b32-h64x8-q1-k8192-d64-page1
 //       with speculative_start=true smem_bytes=36864
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       125.404 us measured (34 TFLOP/s), 1.045 x as fast as the default
-//       the best of 34, 1 within noise of it, 2026-11-30 13:44:48 UTC
+//       125.334 us measured (34 TFLOP/s), 1.061 x as fast as the default
+//       the best of 34, 1 within noise of it, 2026-12-01 03:16:58 UTC
 //   decode-bf16-b32-h64x8-q1-k8192-d64-page16
 //       with smem_bytes=36864
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
-//       123.654 us measured (35 TFLOP/s), 1.045 x as fast as the default
-//       the best of 46, 1 within noise of it, 2026-11-30 13:45:01 UTC
+//       123.618 us measured (35 TFLOP/s), 1.054 x as fast as the default
+//       the best of 46, 1 within noise of it, 2026-12-01 03:16:59 UTC
 //   decode-bf16-b32-h64x8-q1-k8192-d64-page256
 //       with q_in_registers=false min_blocks_per_sm=3 smem_bytes=36864
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
-//       122.86 us measured (35 TFLOP/s), 1.045 x as fast as the default
-//       the best of 43, 1 within noise of it, 2026-11-30 13:45:12 UTC
+//       122.816 us measured (35 TFLOP/s), 1.056 x as fast as the default
+//       the best of 43, 1 within noise of it, 2026-12-01 03:17:01 UTC
 //   decode-bf16-b32-h64x8-q1-k8192-d64-page64
 //       with q_in_registers=false smem_bytes=36864
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
-//       121.76 us measured (35 TFLOP/s), 1.047 x as fast as the default
-//       the best of 47, 1 within noise of it, 2026-11-30 13:45:24 UTC
+//       122.07 us measured (35 TFLOP/s), 1.057 x as fast as the default
+//       the best of 47, 1 within noise of it, 2026-12-01 03:17:00 UTC
 //   decode-bf16-b32-h64x8-q1-k8192-d64-sinks-page1
 //       with speculative_start=true smem_bytes=36864
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       125.722 us measured (34 TFLOP/s), 1.045 x as fast as the default
-//       the best of 45, 2 within noise of it, 2026-11-30 13:45:34 UTC
+//       125.486 us measured (34 TFLOP/s), 1.055 x as fast as the default
+//       the best of 45, 2 within noise of it, 2026-12-01 03:17:02 UTC
 //   decode-bf16-b32-h64x8-q1-k8192-d64-sinks-page16
 //       with min_blocks_per_sm=1 speculative_start=true smem_bytes=36864
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       123.224 us measured (35 TFLOP/s), 1.047 x as fast as the default
-//       the best of 46, 0 within noise of it, 2026-11-30 13:45:45 UTC
+//       123.414 us measured (35 TFLOP/s), 1.049 x as fast as the default
+//       the best of 46, 0 within noise of it, 2026-12-01 03:17:03 UTC
 //   decode-bf16-b1-h32x8-q1-k65536-d128-page16
 //       with block_n=32 min_blocks_per_sm=1 speculative_start=true smem_bytes=131072
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       65.1006 us measured (16 TFLOP/s), 1.000 x as fast as the default
-//       the best of 44, 2 within noise of it, 2026-11-30 13:42:48 UTC
+//       64.8834 us measured (17 TFLOP/s), 1.000 x as fast as the default
+//       the best of 44, 0 within noise of it, 2026-12-01 03:15:54 UTC
 //   decode-bf16-b1-h64x8-q1-k8192-d128-page16
 //       with q_in_registers=false speculative_start=true smem_bytes=69632
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       13.0265 us measured (21 TFLOP/s), 1.017 x as fast as the default
-//       the best of 46, 0 within noise of it, 2026-11-30 13:42:32 UTC
+//       13.2653 us measured (20 TFLOP/s), 1.006 x as fast as the default
+//       the best of 46, 0 within noise of it, 2026-12-01 03:16:05 UTC
 //   decode-bf16-b8-h32x8-q1-k2048-d128-page16
-//       with q_in_registers=false speculative_start=true smem_bytes=69632
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=1
-//       19.2844 us measured (14 TFLOP/s), 1.218 x as fast as the default
-//       the best of 45, 1 within noise of it, 2026-11-30 13:42:38 UTC
+//       with q_in_registers=false min_blocks_per_sm=3 speculative_start=true smem_bytes=69632
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
+//       19.5061 us measured (14 TFLOP/s), 1.097 x as fast as the default
+//       the best of 45, 0 within noise of it, 2026-12-01 03:16:16 UTC
 //   decode-bf16-b1-h64x8-q1-k8192-d64-sinks-page16
 //       with block_n=32 q_in_registers=false speculative_start=true smem_bytes=67584
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
-//       8.95025 us measured (15 TFLOP/s), 1.126 x as fast as the default
-//       the best of 47, 0 within noise of it, 2026-11-30 13:44:32 UTC
+//       9.16784 us measured (15 TFLOP/s), 1.100 x as fast as the default
+//       the best of 47, 0 within noise of it, 2026-12-01 03:16:05 UTC
 //   decode-bf16-b1-h32x8-q1-k4096-d128-page16
 //       with q_in_registers=false speculative_start=true smem_bytes=69632
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=1
-//       8.78059 us measured (8 TFLOP/s), 1.006 x as fast as the default
-//       the best of 47, 1 within noise of it, 2026-11-30 13:42:28 UTC
+//       8.76548 us measured (8 TFLOP/s), 1.012 x as fast as the default
+//       the best of 47, 1 within noise of it, 2026-12-01 03:15:48 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //

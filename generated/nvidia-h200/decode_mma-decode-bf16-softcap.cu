@@ -1,21 +1,21 @@
 // decode_mma for decode-bf16-d256-softcap on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=2 num_stages=3 q_in_registers=false l2_prefetch=128
-//            min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=106496
-// resources  decode_mma: 245 registers, 0 bytes spilled, 64 threads, 106496 bytes of shared memory
+// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=false l2_prefetch=128
+//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=139264
+// resources  decode_mma: 245 registers, 0 bytes spilled, 128 threads, 139264 bytes of shared memory
 // resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b32-h16x8-q1-k8192-d256-softcap50 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=2 num_stages=3 q_in_registers=false l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=106496 pieces=396 last_block_merges=true prefetch_tiles=4 trigger_tiles=4'
+// again      autotune source decode-bf16-b32-h16x8-q1-k8192-d256-softcap50 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=false l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=139264 pieces=396 last_block_merges=true prefetch_tiles=4 trigger_tiles=4'
 //
 // serves
 //   decode-bf16-b32-h16x8-q1-k8192-d256-softcap50
 //       launched with pieces=396 last_block_merges=true prefetch_tiles=4 trigger_tiles=4
-//       480.176 us measured (9 TFLOP/s), 1.000 x as fast as the default
-//       the best of 43, 4 within noise of it, 2026-11-30 10:01:33 UTC
+//       470.032 us measured (9 TFLOP/s), 1.000 x as fast as the default
+//       the best of 43, 3 within noise of it, 2026-12-01 03:16:33 UTC
 //   decode-bf16-b1-h16x8-q1-k8192-d256-softcap50
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=4 trigger_tiles=4
-//       20.0384 us measured (7 TFLOP/s), 1.000 x as fast as the default
-//       the best of 42, 2 within noise of it, 2026-11-30 10:01:28 UTC
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
+//       19.2523 us measured (7 TFLOP/s), 1.000 x as fast as the default
+//       the best of 42, 0 within noise of it, 2026-12-01 03:15:46 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -375,12 +375,12 @@ constexpr int HEAD_DIM_V = 256;
 constexpr int BLOCK_M = 16;
 constexpr int BLOCK_HEADS_KV = 1;
 constexpr int BLOCK_N = 16;
-constexpr int NUM_WARPS = 2;
-constexpr int NUM_STAGES = 3;
+constexpr int NUM_WARPS = 4;
+constexpr int NUM_STAGES = 2;
 constexpr bool Q_IN_REGISTERS = false;
 constexpr int L2_PREFETCH = 128;
-constexpr int MIN_BLOCKS_PER_SM = 2;
-constexpr int SMEM_BYTES = 106496;
+constexpr int MIN_BLOCKS_PER_SM = 1;
+constexpr int SMEM_BYTES = 139264;
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILES_M = BLOCK_M / 16, TILES_N = BLOCK_N / 8;
 constexpr int STEPS_OF_HEAD = ceil_div(HEAD_DIM, 16), TILES_OF_HEAD = round_up(HEAD_DIM_V, 16) / 8;

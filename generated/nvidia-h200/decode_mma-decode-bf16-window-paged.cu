@@ -10,25 +10,25 @@
 // serves
 //   decode-bf16-b32-h32x8-q1-k8192-d128-left4095-page16
 //       launched with pieces=96 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       122.314 us measured (18 TFLOP/s), 1.012 x as fast as the default
-//       the best of 46, 2 within noise of it, 2026-11-30 13:43:44 UTC
+//       122.69 us measured (18 TFLOP/s), 1.010 x as fast as the default
+//       the best of 46, 2 within noise of it, 2026-12-01 03:16:38 UTC
 //
 // other winners, whose sources `autotune source PROBLEM` prints
 //   decode-bf16-b32-h32x16-q1-k8192-d128-left1023-page16
 //       with num_warps=2 min_blocks_per_sm=1 speculative_start=false smem_bytes=40960
 //       launched with pieces=792 last_block_merges=true prefetch_tiles=1 trigger_tiles=4
-//       63.904 us measured (8 TFLOP/s), 1.030 x as fast as the default
-//       the best of 12, 1 within noise of it, 2026-11-30 13:43:36 UTC
+//       63.706 us measured (8 TFLOP/s), 1.033 x as fast as the default
+//       the best of 12, 1 within noise of it, 2026-12-01 03:16:48 UTC
 //   decode-bf16-b64-h64x8-q1-k8192-d64-left127-sinks-page16
 //       with q_in_registers=false min_blocks_per_sm=4 speculative_start=false smem_bytes=36864
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=8
-//       8.56807 us measured (16 TFLOP/s), 1.072 x as fast as the default
-//       the best of 47, 3 within noise of it, 2026-11-30 13:46:14 UTC
+//       8.61411 us measured (16 TFLOP/s), 1.072 x as fast as the default
+//       the best of 47, 2 within noise of it, 2026-12-01 03:17:12 UTC
 //   decode-bf16-b1-h64x8-q1-k8192-d64-left127-sinks-page16
 //       with num_warps=8 min_blocks_per_sm=1
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=0 trigger_tiles=8
-//       3.77674 us measured (1 TFLOP/s), 1.000 x as fast as the default
-//       the best of 0, 0 within noise of it, 2026-11-30 13:46:02 UTC
+//       3.80517 us measured (1 TFLOP/s), 1.000 x as fast as the default
+//       the best of 0, 0 within noise of it, 2026-12-01 03:16:04 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //

@@ -10,8 +10,8 @@
 // serves
 //   decode-bf16-b8-h16x8-q1-k8192-d256-left4095-softcap50-page16
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       64.9109 us measured (8 TFLOP/s), 1.014 x as fast as the default
-//       the best of 43, 4 within noise of it, 2026-11-30 13:44:00 UTC
+//       64.9474 us measured (8 TFLOP/s), 1.015 x as fast as the default
+//       the best of 43, 2 within noise of it, 2026-12-01 03:16:15 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //

@@ -10,15 +10,12 @@
 // serves
 //   decode-bf16-b32-h16x8-q1-k8192-d256-left4095-softcap50
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=4
-//       239.772 us measured (9 TFLOP/s), 1.015 x as fast as the default
-//       the best of 43, 0 within noise of it, 2026-11-30 10:01:52 UTC
-//
-// other winners, whose sources `autotune source PROBLEM` prints
+//       235.08 us measured (9 TFLOP/s), 1.013 x as fast as the default
+//       the best of 43, 0 within noise of it, 2026-12-01 03:16:31 UTC
 //   decode-bf16-b1-h16x8-q1-k8192-d256-left4095-softcap50
-//       with num_warps=2 num_stages=3 min_blocks_per_sm=2 smem_bytes=106496
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=4
-//       12.7444 us measured (5 TFLOP/s), 1.006 x as fast as the default
-//       the best of 45, 0 within noise of it, 2026-11-30 10:01:47 UTC
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
+//       12.2906 us measured (5 TFLOP/s), 1.000 x as fast as the default
+//       the best of 45, 0 within noise of it, 2026-12-01 03:15:46 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //

@@ -10,41 +10,41 @@
 // serves
 //   decode-bf16-b32-h32x8-q1-k8192-d128-left4095
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
-//       120.148 us measured (18 TFLOP/s), 1.028 x as fast as the default
-//       the best of 47, 2 within noise of it, 2026-11-30 10:01:09 UTC
+//       118.032 us measured (18 TFLOP/s), 1.030 x as fast as the default
+//       the best of 47, 2 within noise of it, 2026-12-01 03:16:37 UTC
 //
 // other winners, whose sources `autotune source PROBLEM` prints
 //   decode-bf16-b32-h32x32-q1-k4096-d96-left2046
 //       with block_m=32 num_warps=1 num_stages=6 q_in_registers=true min_blocks_per_sm=2 cluster_merges=true
 //            smem_bytes=49152
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       202.284 us measured (4 TFLOP/s), 1.058 x as fast as the default
-//       the best of 40, 2 within noise of it, 2026-11-30 10:04:37 UTC
+//       205.46 us measured (4 TFLOP/s), 1.036 x as fast as the default
+//       the best of 40, 2 within noise of it, 2026-12-01 03:16:53 UTC
 //   decode-bf16-b64-h64x8-q1-k8192-d64-left127-sinks
 //       with block_n=32 num_warps=1 q_in_registers=true min_blocks_per_sm=2 smem_bytes=36864
 //       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=8
-//       6.66441 us measured (20 TFLOP/s), 1.762 x as fast as the default
-//       the best of 42, 2 within noise of it, 2026-11-30 10:04:03 UTC
+//       6.70779 us measured (20 TFLOP/s), 1.111 x as fast as the default
+//       the best of 42, 2 within noise of it, 2026-12-01 03:17:11 UTC
 //   decode-bf16-b1-h32x8-q1-k8192-d128-left4095
 //       with num_warps=4 min_blocks_per_sm=3 cluster_merges=true smem_bytes=69632
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
-//       7.83945 us measured (9 TFLOP/s), 1.261 x as fast as the default
-//       the best of 46, 0 within noise of it, 2026-11-30 10:01:03 UTC
+//       7.78448 us measured (9 TFLOP/s), 1.044 x as fast as the default
+//       the best of 46, 0 within noise of it, 2026-12-01 03:15:48 UTC
 //   decode-bf16-b1-h32x32-q1-k4096-d96-left2046
-//       with num_warps=4 min_blocks_per_sm=3 smem_bytes=69632
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       9.31657 us measured (3 TFLOP/s), 1.217 x as fast as the default
-//       the best of 42, 0 within noise of it, 2026-11-30 10:04:32 UTC
+//       with num_warps=4 min_blocks_per_sm=2 smem_bytes=69632
+//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
+//       9.1779 us measured (3 TFLOP/s), 1.000 x as fast as the default
+//       the best of 42, 0 within noise of it, 2026-12-01 03:16:02 UTC
 //   decode-bf16-b1-h32x16-q1-k8192-d128-left1023
 //       with num_warps=4 min_blocks_per_sm=3 smem_bytes=69632
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
-//       5.8026 us measured (3 TFLOP/s), 1.198 x as fast as the default
-//       the best of 47, 0 within noise of it, 2026-11-30 10:00:59 UTC
+//       5.8087 us measured (3 TFLOP/s), 1.006 x as fast as the default
+//       the best of 47, 0 within noise of it, 2026-12-01 03:16:02 UTC
 //   decode-bf16-b1-h64x8-q1-k8192-d64-left127-sinks
 //       with block_n=32 num_warps=4 q_in_registers=true min_blocks_per_sm=2 smem_bytes=65536
 //       launched with pieces=132 last_block_merges=true prefetch_tiles=0 trigger_tiles=2
-//       2.55827 us measured (1 TFLOP/s), 1.501 x as fast as the default
-//       the best of 43, 0 within noise of it, 2026-11-30 10:03:54 UTC
+//       2.56954 us measured (1 TFLOP/s), 1.123 x as fast as the default
+//       the best of 43, 0 within noise of it, 2026-12-01 03:16:04 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //

@@ -1,159 +1,154 @@
 // forward_wgmma for forward-bf16-d128-causal on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     num_warpgroups=3 block_heads=1 block_n=80 num_stages=3 q_stages=1 overlap=true ping_pong=false
-//            rescale_slack=8 integer_max=true min_blocks_per_sm=1 split_keys=false smem_bytes=172224
-// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 172224 bytes of shared memory
+// config     num_warpgroups=3 block_heads=4 block_n=80 num_stages=2 q_stages=2 overlap=true ping_pong=false
+//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=180480
+// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 180480 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b1-h32x8-q65536-k65536-d128-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=80 num_stages=3 q_stages=1 overlap=true ping_pong=false rescale_slack=8 integer_max=true min_blocks_per_sm=1 split_keys=false smem_bytes=172224 longest_first=true head_group=8 persistent=false num_splits=1'
+// again      autotune source forward-bf16-b1-h32x8-q65536-k65536-d128-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=4 block_n=80 num_stages=2 q_stages=2 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=180480 longest_first=true head_group=8 persistent=true num_splits=1'
 //
 // serves
 //   forward-bf16-b1-h32x8-q65536-k65536-d128-causal
-//       launched with longest_first=true head_group=8 persistent=false num_splits=1
-//       47887.2 us measured (735 TFLOP/s), 1.109 x as fast as the default
-//       the best of 2, 0 within noise of it, 2026-11-30 09:58:05 UTC
+//       launched with longest_first=true head_group=8 persistent=true num_splits=1
+//       47227 us measured (745 TFLOP/s), 1.000 x as fast as the default
+//       the best of 2, 0 within noise of it, 2026-12-01 03:15:28 UTC
 //   forward-bf16-b1-h32x8-q32768-k32768-d128-causal
-//       launched with longest_first=true head_group=8 persistent=false num_splits=1
-//       12342.7 us measured (713 TFLOP/s), 1.091 x as fast as the default
-//       the best of 22, 2 within noise of it, 2026-11-30 07:13:28 UTC
-//   forward-bf16-b1-h16x16-q16384-k16384-d128-causal
-//       launched with longest_first=true head_group=8 persistent=false num_splits=1
-//       1555.44 us measured (707 TFLOP/s), 1.081 x as fast as the default
-//       the best of 30, 2 within noise of it, 2026-11-30 07:11:20 UTC
+//       launched with longest_first=true head_group=8 persistent=true num_splits=1
+//       11897.2 us measured (739 TFLOP/s), 1.000 x as fast as the default
+//       the best of 22, 1 within noise of it, 2026-12-01 03:15:26 UTC
+//   forward-bf16-b1-h32x8-q16384-k16384-d128-causal
+//       launched with longest_first=true head_group=8 persistent=true num_splits=1
+//       2970.7 us measured (740 TFLOP/s), 1.000 x as fast as the default
+//       the best of 20, 0 within noise of it, 2026-12-01 03:15:25 UTC
+//   forward-bf16-b1-h32x8-q8192-k8192-d128-causal
+//       launched with longest_first=true head_group=8 persistent=true num_splits=1
+//       723.184 us measured (760 TFLOP/s), 1.000 x as fast as the default
+//       the best of 28, 3 within noise of it, 2026-12-01 03:15:24 UTC
+//   forward-bf16-b1-h32x8-q4096-k4096-d128-causal
+//       launched with longest_first=true head_group=8 persistent=true num_splits=1
+//       205.232 us measured (670 TFLOP/s), 1.000 x as fast as the default
+//       the best of 20, 0 within noise of it, 2026-12-01 03:15:24 UTC
 //
 // other winners, whose sources `autotune source PROBLEM` prints
 //   forward-bf16-b1-h64x8-q65536-k65536-d64-causal
-//       with block_n=128 num_stages=2 ping_pong=true integer_max=false smem_bytes=90304
+//       with block_heads=1 block_n=128 q_stages=1 ping_pong=true smem_bytes=90304
 //       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       63262.8 us measured (556 TFLOP/s), 1.000 x as fast as the default
-//       the best of 12, 2 within noise of it, 2026-11-30 07:12:34 UTC
+//       61990.4 us measured (568 TFLOP/s), 1.000 x as fast as the default
+//       the best of 12, 2 within noise of it, 2026-12-01 03:15:35 UTC
 //   forward-bf16-b1-h64x8-q65536-k65536-d64-causal-sinks
-//       with block_n=128 num_stages=2 ping_pong=true integer_max=false smem_bytes=90304
+//       with block_heads=1 block_n=128 q_stages=1 ping_pong=true smem_bytes=90304
 //       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       63174.6 us measured (557 TFLOP/s), 1.000 x as fast as the default
-//       the best of 12, 3 within noise of it, 2026-11-30 07:12:48 UTC
-//   forward-bf16-b1-h32x8-q16384-k16384-d128-causal
-//       with block_heads=4 num_stages=2 q_stages=2 integer_max=false smem_bytes=180480
-//       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       2995.12 us measured (734 TFLOP/s), 1.118 x as fast as the default
-//       the best of 20, 0 within noise of it, 2026-11-30 07:13:24 UTC
+//       61974.1 us measured (568 TFLOP/s), 1.000 x as fast as the default
+//       the best of 12, 1 within noise of it, 2026-12-01 03:15:38 UTC
+//   forward-bf16-b1-h16x16-q16384-k16384-d128-causal
+//       with block_heads=1 num_stages=3 q_stages=1 integer_max=true smem_bytes=172224
+//       launched with longest_first=true head_group=8 persistent=false num_splits=1
+//       1522 us measured (722 TFLOP/s), 1.050 x as fast as the default
+//       the best of 30, 2 within noise of it, 2026-12-01 03:15:21 UTC
 //   forward-bf16-b1-h32x32-q16384-k16384-d64-causal
-//       with block_n=128 num_stages=2 ping_pong=true integer_max=false smem_bytes=90304
+//       with block_heads=1 block_n=128 q_stages=1 ping_pong=true smem_bytes=90304
 //       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       2037.62 us measured (540 TFLOP/s), 1.000 x as fast as the default
-//       the best of 23, 2 within noise of it, 2026-11-30 07:12:20 UTC
+//       2024.88 us measured (543 TFLOP/s), 1.000 x as fast as the default
+//       the best of 23, 1 within noise of it, 2026-12-01 03:15:31 UTC
 //   forward-bf16-b1-h8x8-q16384-k16384-d256-causal
-//       with num_warpgroups=2 block_n=64 num_stages=2 integer_max=false smem_bytes=196800
+//       with num_warpgroups=2 block_heads=1 block_n=64 q_stages=1 smem_bytes=196800
 //       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       1526.85 us measured (720 TFLOP/s), 1.000 x as fast as the default
-//       the best of 27, 1 within noise of it, 2026-11-30 07:11:50 UTC
+//       1495.7 us measured (735 TFLOP/s), 1.000 x as fast as the default
+//       the best of 27, 1 within noise of it, 2026-12-01 03:15:17 UTC
 //   forward-bf16-b1-h32x8-q2048-k32768-d128-causal
-//       with num_warpgroups=2 block_heads=2 block_n=176 num_stages=2 smem_bytes=213184
+//       with num_warpgroups=2 block_heads=2 block_n=176 q_stages=1 integer_max=true smem_bytes=213184
 //       launched with longest_first=true head_group=2 persistent=true num_splits=1
-//       1522.54 us measured (700 TFLOP/s), 1.061 x as fast as the default
-//       the best of 25, 1 within noise of it, 2026-11-30 07:11:16 UTC
+//       1466.82 us measured (726 TFLOP/s), 1.070 x as fast as the default
+//       the best of 25, 1 within noise of it, 2026-12-01 03:15:24 UTC
 //   forward-bf16-b2-h16x16-q8192-k8192-d192-causal
-//       with num_warpgroups=2 block_n=64 integer_max=false smem_bytes=196800
+//       with num_warpgroups=2 block_heads=1 block_n=96 q_stages=1 smem_bytes=196800
 //       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       1204.29 us measured (685 TFLOP/s), 1.013 x as fast as the default
-//       the best of 22, 0 within noise of it, 2026-11-30 07:11:32 UTC
+//       1084.77 us measured (760 TFLOP/s), 1.000 x as fast as the default
+//       the best of 22, 1 within noise of it, 2026-12-01 03:15:41 UTC
 //   forward-bf16-b2-h16x16-q8192-k8192-d160-causal
-//       with num_warpgroups=2 block_n=96 num_stages=2 smem_bytes=196800
-//       launched with longest_first=true head_group=2 persistent=true num_splits=1
-//       1061.07 us measured (648 TFLOP/s), 1.010 x as fast as the default
-//       the best of 22, 0 within noise of it, 2026-11-30 07:11:26 UTC
+//       with num_warpgroups=2 block_heads=1 block_n=96 q_stages=1 smem_bytes=196800
+//       launched with longest_first=true head_group=4 persistent=false num_splits=1
+//       1019.15 us measured (674 TFLOP/s), 1.000 x as fast as the default
+//       the best of 22, 1 within noise of it, 2026-12-01 03:15:40 UTC
 //   forward-bf16-b2-h16x16-q8192-k8192-d192x128-causal
-//       with num_warpgroups=2 block_n=112 num_stages=2 integer_max=false smem_bytes=192704
-//       launched with longest_first=true head_group=2 persistent=true num_splits=1
-//       1004.64 us measured (684 TFLOP/s), 1.016 x as fast as the default
-//       the best of 22, 1 within noise of it, 2026-11-30 07:11:38 UTC
-//   forward-bf16-b1-h32x8-q8192-k8192-d128-causal
-//       with block_heads=4 num_stages=2 q_stages=2 integer_max=false smem_bytes=180480
-//       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       761.84 us measured (722 TFLOP/s), 1.149 x as fast as the default
-//       the best of 28, 2 within noise of it, 2026-11-30 07:11:12 UTC
+//       with num_warpgroups=2 block_heads=1 block_n=96 q_stages=1 smem_bytes=172224
+//       launched with longest_first=true head_group=4 persistent=false num_splits=1
+//       1016.4 us measured (676 TFLOP/s), 1.000 x as fast as the default
+//       the best of 22, 2 within noise of it, 2026-12-01 03:15:42 UTC
 //   forward-bf16-b1-h64x8-q8192-k8192-d64-causal
-//       with block_heads=8 block_n=128 num_stages=2 ping_pong=true smem_bytes=90304
+//       with block_heads=8 block_n=128 q_stages=1 ping_pong=true integer_max=true smem_bytes=90304
 //       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       993.12 us measured (554 TFLOP/s), 1.076 x as fast as the default
-//       the best of 22, 0 within noise of it, 2026-11-30 07:12:15 UTC
+//       923.808 us measured (595 TFLOP/s), 1.068 x as fast as the default
+//       the best of 22, 0 within noise of it, 2026-12-01 03:15:32 UTC
 //   forward-bf16-b1-h64x8-q8192-k8192-d64-causal-sinks
-//       with block_heads=8 block_n=128 num_stages=2 ping_pong=true smem_bytes=90304
+//       with block_heads=8 block_n=128 q_stages=1 ping_pong=true integer_max=true smem_bytes=90304
 //       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       996.768 us measured (552 TFLOP/s), 1.079 x as fast as the default
-//       the best of 14, 0 within noise of it, 2026-11-30 07:13:51 UTC
+//       950.304 us measured (579 TFLOP/s), 1.073 x as fast as the default
+//       the best of 14, 0 within noise of it, 2026-12-01 03:15:32 UTC
 //   forward-bf16-b2-h16x16-q8192-k8192-d96-causal
-//       with block_n=96 num_stages=2 q_stages=2 ping_pong=true integer_max=false smem_bytes=196864
-//       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       693.328 us measured (595 TFLOP/s), 1.117 x as fast as the default
-//       the best of 22, 0 within noise of it, 2026-11-30 07:13:09 UTC
-//   forward-bf16-b2-h16x16-q8192-k8192-d80-causal
-//       with block_n=96 num_stages=2 q_stages=2 ping_pong=true integer_max=false smem_bytes=196864
-//       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       651.128 us measured (528 TFLOP/s), 1.129 x as fast as the default
-//       the best of 24, 2 within noise of it, 2026-11-30 07:13:03 UTC
-//   forward-bf16-b4-h16x16-q4096-k4096-d128-causal
-//       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 ping_pong=true smem_bytes=196864
-//       launched with longest_first=true head_group=32 persistent=true num_splits=1
-//       446.688 us measured (616 TFLOP/s), 1.099 x as fast as the default
-//       the best of 28, 0 within noise of it, 2026-11-30 07:11:07 UTC
-//   forward-bf16-b8-h16x16-q2048-k2048-d128-causal
-//       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 ping_pong=true smem_bytes=196864
-//       launched with longest_first=true head_group=32 persistent=true num_splits=1
-//       240.764 us measured (571 TFLOP/s), 1.203 x as fast as the default
-//       the best of 27, 0 within noise of it, 2026-11-30 07:11:05 UTC
-//   forward-bf16-b1-h32x8-q4096-k4096-d128-causal
-//       with block_heads=4 num_stages=2 q_stages=2 integer_max=false smem_bytes=180480
-//       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       206.211 us measured (667 TFLOP/s), 1.169 x as fast as the default
-//       the best of 20, 0 within noise of it, 2026-11-30 07:13:22 UTC
-//   forward-bf16-b2-h16x16-q8192-k8192-d32-causal
-//       with block_n=144 ping_pong=true smem_bytes=135360
-//       launched with longest_first=true head_group=32 persistent=true num_splits=1
-//       420.384 us measured (327 TFLOP/s), 1.058 x as fast as the default
-//       the best of 28, 0 within noise of it, 2026-11-30 07:11:56 UTC
-//   forward-bf16-b1-h128x128-q1024-k1024-d192x128-causal
-//       with num_warpgroups=2 block_n=64 q_stages=2 integer_max=false smem_bytes=221440
-//       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       93.5856 us measured (459 TFLOP/s), 1.343 x as fast as the default
-//       the best of 63, 0 within noise of it, 2026-11-30 09:58:40 UTC
-//   forward-bf16-b32-h16x16-q512-k512-d128-causal
-//       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 ping_pong=true smem_bytes=196864
-//       launched with longest_first=true head_group=32 persistent=true num_splits=1
-//       98.6944 us measured (349 TFLOP/s), 1.023 x as fast as the default
-//       the best of 22, 0 within noise of it, 2026-11-30 07:11:02 UTC
-//   forward-bf16-b32-h32x32-q512-k512-d64-causal
-//       with num_warpgroups=1 block_n=48 num_stages=2 q_stages=2 integer_max=false min_blocks_per_sm=4 smem_bytes=41216
-//       launched with longest_first=true head_group=4 persistent=true num_splits=1
-//       123.31 us measured (279 TFLOP/s), 1.137 x as fast as the default
-//       the best of 23, 1 within noise of it, 2026-11-30 07:12:07 UTC
-//   forward-bf16-b1-h32x8-q2048-k2048-d128-causal
-//       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 ping_pong=true smem_bytes=196864
-//       launched with longest_first=true head_group=32 persistent=true num_splits=1
-//       61.7504 us measured (557 TFLOP/s), 1.286 x as fast as the default
-//       the best of 17, 1 within noise of it, 2026-11-30 07:13:20 UTC
-//   forward-bf16-b1-h32x8-q1024-k1024-d128-causal
-//       with num_warpgroups=1 block_heads=4 num_stages=2 q_stages=2 integer_max=false min_blocks_per_sm=2
-//            smem_bytes=114944
+//       with block_heads=1 block_n=96 ping_pong=true smem_bytes=196864
 //       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       20.578 us measured (418 TFLOP/s), 1.339 x as fast as the default
-//       the best of 14, 0 within noise of it, 2026-11-30 07:13:16 UTC
-//   forward-bf16-b1-h64x8-q1024-k1024-d64-causal-sinks
-//       with num_warpgroups=1 block_heads=8 block_n=48 num_stages=2 q_stages=2 integer_max=false min_blocks_per_sm=4
-//            smem_bytes=41216
-//       launched with longest_first=true head_group=4 persistent=true num_splits=1
-//       24.446 us measured (352 TFLOP/s), 1.343 x as fast as the default
-//       the best of 17, 0 within noise of it, 2026-11-30 07:13:47 UTC
-//   forward-bf16-b1-h32x32-q1024-k1024-d96-causal
-//       with num_warpgroups=2 block_n=128 num_stages=2 q_stages=2 ping_pong=true smem_bytes=196864
+//       653.808 us measured (631 TFLOP/s), 1.000 x as fast as the default
+//       the best of 22, 0 within noise of it, 2026-12-01 03:15:40 UTC
+//   forward-bf16-b2-h16x16-q8192-k8192-d80-causal
+//       with block_heads=1 block_n=96 ping_pong=true smem_bytes=196864
+//       launched with longest_first=true head_group=8 persistent=true num_splits=1
+//       642.576 us measured (535 TFLOP/s), 1.000 x as fast as the default
+//       the best of 24, 0 within noise of it, 2026-12-01 03:15:40 UTC
+//   forward-bf16-b4-h16x16-q4096-k4096-d128-causal
+//       with num_warpgroups=2 block_heads=1 block_n=128 ping_pong=true integer_max=true smem_bytes=196864
+//       launched with longest_first=true head_group=32 persistent=true num_splits=1
+//       425.36 us measured (646 TFLOP/s), 1.101 x as fast as the default
+//       the best of 28, 0 within noise of it, 2026-12-01 03:15:42 UTC
+//   forward-bf16-b8-h16x16-q2048-k2048-d128-causal
+//       with num_warpgroups=2 block_heads=1 block_n=128 ping_pong=true integer_max=true smem_bytes=196864
 //       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       19.4403 us measured (332 TFLOP/s), 1.286 x as fast as the default
-//       the best of 65, 0 within noise of it, 2026-11-30 09:59:20 UTC
+//       244.916 us measured (561 TFLOP/s), 1.000 x as fast as the default
+//       the best of 27, 0 within noise of it, 2026-12-01 03:15:43 UTC
+//   forward-bf16-b2-h16x16-q8192-k8192-d32-causal
+//       with block_heads=1 block_n=144 num_stages=3 q_stages=1 ping_pong=true integer_max=true smem_bytes=135360
+//       launched with longest_first=true head_group=32 persistent=true num_splits=1
+//       419.573 us measured (328 TFLOP/s), 1.017 x as fast as the default
+//       the best of 28, 0 within noise of it, 2026-12-01 03:15:39 UTC
+//   forward-bf16-b1-h128x128-q1024-k1024-d192x128-causal
+//       with num_warpgroups=2 block_heads=1 block_n=64 num_stages=3 smem_bytes=221440
+//       launched with longest_first=true head_group=8 persistent=true num_splits=1
+//       93.3328 us measured (461 TFLOP/s), 1.000 x as fast as the default
+//       the best of 63, 1 within noise of it, 2026-12-01 03:15:39 UTC
+//   forward-bf16-b32-h16x16-q512-k512-d128-causal
+//       with num_warpgroups=2 block_heads=1 block_n=128 ping_pong=true integer_max=true smem_bytes=196864
+//       launched with longest_first=true head_group=32 persistent=true num_splits=1
+//       91.9568 us measured (374 TFLOP/s), 1.245 x as fast as the default
+//       the best of 22, 0 within noise of it, 2026-12-01 03:15:43 UTC
+//   forward-bf16-b32-h32x32-q512-k512-d64-causal
+//       with num_warpgroups=1 block_heads=1 block_n=48 min_blocks_per_sm=4 smem_bytes=41216
+//       launched with longest_first=true head_group=4 persistent=true num_splits=1
+//       122.31 us measured (281 TFLOP/s), 1.120 x as fast as the default
+//       the best of 23, 0 within noise of it, 2026-12-01 03:15:44 UTC
+//   forward-bf16-b1-h32x8-q2048-k2048-d128-causal
+//       with num_warpgroups=2 block_n=128 ping_pong=true integer_max=true smem_bytes=196864
+//       launched with longest_first=true head_group=16 persistent=true num_splits=1
+//       61.4507 us measured (559 TFLOP/s), 1.000 x as fast as the default
+//       the best of 17, 2 within noise of it, 2026-12-01 03:15:21 UTC
+//   forward-bf16-b1-h32x8-q1024-k1024-d128-causal
+//       with num_warpgroups=1 min_blocks_per_sm=2 smem_bytes=114944
+//       launched with longest_first=true head_group=8 persistent=true num_splits=1
+//       20.8767 us measured (412 TFLOP/s), 1.075 x as fast as the default
+//       the best of 14, 0 within noise of it, 2026-12-01 03:15:21 UTC
+//   forward-bf16-b1-h64x8-q1024-k1024-d64-causal-sinks
+//       with num_warpgroups=1 block_heads=8 block_n=48 min_blocks_per_sm=4 smem_bytes=41216
+//       launched with longest_first=true head_group=4 persistent=true num_splits=1
+//       25.0732 us measured (343 TFLOP/s), 1.046 x as fast as the default
+//       the best of 17, 0 within noise of it, 2026-12-01 03:15:31 UTC
+//   forward-bf16-b1-h32x32-q1024-k1024-d96-causal
+//       with num_warpgroups=2 block_heads=1 block_n=128 ping_pong=true integer_max=true smem_bytes=196864
+//       launched with longest_first=true head_group=16 persistent=true num_splits=1
+//       20.4493 us measured (315 TFLOP/s), 1.000 x as fast as the default
+//       the best of 65, 0 within noise of it, 2026-12-01 03:15:30 UTC
 //   forward-bf16-b16-h32x8-q128-k128-d128-causal
-//       with num_warpgroups=1 block_heads=4 block_n=48 q_stages=2 rescale_slack=-1 integer_max=false
-//            min_blocks_per_sm=2 smem_bytes=106752
+//       with num_warpgroups=1 block_n=48 num_stages=3 rescale_slack=-1 min_blocks_per_sm=2 smem_bytes=106752
 //       launched with longest_first=true head_group=1 persistent=true num_splits=1
-//       16.0077 us measured (135 TFLOP/s), 1.099 x as fast as the default
-//       the best of 22, 1 within noise of it, 2026-11-30 07:11:00 UTC
+//       16.6397 us measured (130 TFLOP/s), 1.101 x as fast as the default
+//       the best of 22, 0 within noise of it, 2026-12-01 03:15:43 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -570,16 +565,16 @@ using Element = bf16;
 constexpr int HEAD_DIM = 128;
 constexpr int HEAD_DIM_V = 128;
 constexpr int NUM_WARPGROUPS = 3;
-constexpr int BLOCK_HEADS = 1;
+constexpr int BLOCK_HEADS = 4;
 constexpr int BLOCK_N = 80;
-constexpr int NUM_STAGES = 3;
-constexpr int Q_STAGES = 1;
+constexpr int NUM_STAGES = 2;
+constexpr int Q_STAGES = 2;
 constexpr bool OVERLAP = true;
 constexpr bool PING_PONG = false;
 constexpr int RESCALE_SLACK = 8;
-constexpr bool INTEGER_MAX = true;
+constexpr bool INTEGER_MAX = false;
 constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 172224;
+constexpr int SMEM_BYTES = 180480;
 constexpr int LOADER_REGISTERS = 32;
 constexpr int REGISTERS = 160;
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
@@ -850,25 +845,59 @@ DEVICE void mask_scores(float (&s)[1][TILES_N][4], const Mask& mask, const Work&
 // minus -inf, and no tile asks whether a row has seen a key yet. Row sums stay partial in each lane and are added up at the end.
 constexpr float LOWEST = -GREATEST;
 
+//
+// A reference is a product that was rounded, and a fused multiply-add is not: it is off by half an ulp of the reference at the row's
+// own maximum, 64 at 2^30, whose power overflows. Beyond ENORMOUS the scale of a row is therefore a power of two, whose products are
+// exact: scores there are equal or at least 8 apart, and those that are not the maximum weigh nothing at either scale. What is done
+// a tile stays what it is: branches in `exponentiate` cost 3 to 11 %.
+constexpr float ENORMOUS = 1 << 27, OVERFLOWED = 0x1p100f;  // what stands for products q.k that are beyond fp32
+
 struct RowStatistics {
-    float reference[2] = {LOWEST, LOWEST}, sum[2] = {};
+    float reference[2] = {LOWEST, LOWEST}, sum[2] = {}, scale[2];
+    DEVICE explicit RowStatistics(float scale_log2) : scale{scale_log2, scale_log2} {}
+    // The reference of a row in log2 units.
+    DEVICE float reference_log2(int half, float scale_log2) const {
+        return scale[half] == scale_log2 ? reference[half] : reference[half] / scale[half] * scale_log2;
+    }
 };
+
+// The power of two above `x`.
+DEVICE float power_above(float x) { return bits_float((float_bits(x) & 0x7f800000) + (1 << 23)); }
+
+// Moves the reference of a row to `score`, its greatest so far, and gives what sums and output have to be multiplied by.
+DEVICE float move_to(RowStatistics& rows, int half, float score, float scale_log2) {
+    const float at_scale = in_log2(score, scale_log2);
+    const bool enormous = max_of(at_scale, -at_scale) > ENORMOUS;
+    const float scale = enormous ? power_above(scale_log2) : scale_log2;
+    if (!(score * rows.scale[half] > rows.reference[half])) return 1;
+    const float reference = in_log2(score, scale);
+    const float factor = scale == rows.scale[half] ? exp2_approx(rows.reference[half] - reference) : 0;
+    rows.reference[half] = reference, rows.scale[half] = scale;
+    return factor;
+}
+
+template <int TILES_N> DEVICE void limit_scores(float (&s)[TILES_N][4], int half) {
+#pragma unroll
+    for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+        for (int i = half * 2; i < half * 2 + 2; ++i) s[n][i] = min_of(OVERFLOWED, s[n][i]);
+}
 
 // Moves the reference to cover the scores of one more tile: at every tile if RESCALE_SLACK < 0, otherwise only where it would
 // grow by more than RESCALE_SLACK (a power of two) in some row of the warp: probabilities then reach at most 2^RESCALE_SLACK, and
 // the division at the end makes the result exact again. Until then each lane looks at its own scores only: no shuffles.
 template <int RESCALE_SLACK, bool INTEGER_MAX, int TILES_N>
-DEVICE Rescale<1> move_reference(const float (&s)[1][TILES_N][4], RowStatistics& rows, float scale_log2) {
+DEVICE Rescale<1> move_reference(float (&s)[1][TILES_N][4], RowStatistics& rows, float scale_log2) {
     Rescale<1> rescale;
     const float maximum[2] = {lane_max<INTEGER_MAX>(s[0], 0), lane_max<INTEGER_MAX>(s[0], 1)};
-    rescale.needed = RESCALE_SLACK < 0 || any_in_warp(maximum[0] * scale_log2 - rows.reference[0] > RESCALE_SLACK ||
-                                                      maximum[1] * scale_log2 - rows.reference[1] > RESCALE_SLACK);
+    rescale.needed = RESCALE_SLACK < 0 || any_in_warp(maximum[0] * rows.scale[0] - rows.reference[0] > RESCALE_SLACK ||
+                                                      maximum[1] * rows.scale[1] - rows.reference[1] > RESCALE_SLACK);
     if (rescale.needed) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float reference = max_of(rows.reference[half], in_log2(row_max(maximum[half]), scale_log2));
-            rescale.factor[0][half] = exp2_approx(rows.reference[half] - reference);
-            rows.reference[half] = reference;
+            float score = row_max(maximum[half]);
+            if (score == INF) score = OVERFLOWED, limit_scores(s[0], half);
+            rescale.factor[0][half] = move_to(rows, half, score, scale_log2);
             rows.sum[half] *= rescale.factor[0][half];
         }
     }
@@ -876,26 +905,16 @@ DEVICE Rescale<1> move_reference(const float (&s)[1][TILES_N][4], RowStatistics&
 }
 
 // Replaces scores by probabilities relative to the reference, and adds them to the sums.
-template <int TILES_N> DEVICE void exponentiate(float (&s)[1][TILES_N][4], RowStatistics& rows, float scale_log2) {
+template <int TILES_N> DEVICE void exponentiate(float (&s)[1][TILES_N][4], RowStatistics& rows) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float reference = rows.reference[half];
-        if (is_large(reference)) {
-            const float inverse = reciprocal_approx(scale_log2);
-#pragma unroll
-            for (int n = 0; n < TILES_N; ++n)
-#pragma unroll
-                for (int i = half * 2; i < half * 2 + 2; ++i) s[0][n][i] = (in_log2(s[0][n][i], scale_log2) - reference) * inverse;
-            reference = 0;
-        }
+    for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int n = 0; n < TILES_N; ++n)
 #pragma unroll
             for (int i = half * 2; i < half * 2 + 2; ++i) {
-                s[0][n][i] = exp2_approx(s[0][n][i] * scale_log2 - reference);
+                s[0][n][i] = exp2_approx(s[0][n][i] * rows.scale[half] - rows.reference[half]);
                 rows.sum[half] += s[0][n][i];
             }
-    }
 }
 // Attention sinks: one extra logit per query head that joins the maximum and the denominator of a finished row only.
 
@@ -1103,7 +1122,7 @@ DEVICE void wait_until_read() { tma_store_wait_read(); }
 
 // A sink is a key whose value is 0: where there is one, rows begin with it. `row` is this lane's first one.
 DEVICE RowStatistics begin_rows(const Params& p, const Work& work, int row) {
-    RowStatistics rows;
+    RowStatistics rows(p.scale_log2);
     if (!p.sinks) return rows;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -1133,7 +1152,7 @@ DEVICE void end_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatis
         for (int half = 0; half < 2; ++half, row += 8)
             if (task.work.exists(row))
                 p.lse[(i64(task.work.batch) * p.heads_q + task.work.head(row)) * p.seqlen_q + task.work.query(row)] =
-                    (rows.reference[half] + log2_approx(sum[half])) * LN2;
+                    (rows.reference_log2(half, p.scale_log2) + log2_approx(sum[half])) * LN2;
     }
     // No barrier: the group's products are done, and a warp's rows of the tile take the place of its own rows of Q.
     store_output(p, tile, o, task.work, group);
@@ -1186,7 +1205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
         const KvTiles<BLOCK_N>& tiles = task.tiles;
 
         float o[1][TILES_V][4];
-        RowStatistics rows;
+        RowStatistics rows(p.scale_log2);
         if (!tiles.empty()) {
             float s[1][TILES_N][4];
             u32 probabilities[STEPS_N][4];
@@ -1205,7 +1224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             auto softmax = [&](int of_tile) {
                 mask_scores(s, mask, work, warp_row, tiles, of_tile);
                 const Rescale<1> rescale = move_reference<RESCALE_SLACK, INTEGER_MAX>(s, rows, p.scale_log2);
-                exponentiate(s, rows, p.scale_log2);
+                exponentiate(s, rows);
                 return rescale;
             };
 

@@ -1,32 +1,32 @@
 // forward_wgmma for forward-bf16-d128 on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
 //
-// config     num_warpgroups=3 block_heads=1 block_n=80 num_stages=2 q_stages=1 overlap=true ping_pong=false
-//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=131264
-// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 131264 bytes of shared memory
+// config     num_warpgroups=3 block_heads=1 block_n=80 num_stages=2 q_stages=2 overlap=true ping_pong=false
+//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=180480
+// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 180480 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b1-h16x16-q16384-k16384-d128 --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=80 num_stages=2 q_stages=1 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=131264 longest_first=true head_group=1 persistent=true num_splits=1'
+// again      autotune source forward-bf16-b1-h16x16-q16384-k16384-d128 --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=80 num_stages=2 q_stages=2 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=180480 longest_first=true head_group=8 persistent=true num_splits=1'
 //
 // serves
 //   forward-bf16-b1-h16x16-q16384-k16384-d128
-//       launched with longest_first=true head_group=1 persistent=true num_splits=1
-//       3090.82 us measured (711 TFLOP/s), 1.080 x as fast as the default
-//       the best of 28, 2 within noise of it, 2026-11-30 07:10:54 UTC
+//       launched with longest_first=true head_group=8 persistent=true num_splits=1
+//       2991.95 us measured (735 TFLOP/s), 1.000 x as fast as the default
+//       the best of 28, 1 within noise of it, 2026-12-01 03:15:19 UTC
 //   forward-bf16-b4-h16x16-q4096-k4096-d128
-//       launched with longest_first=true head_group=1 persistent=true num_splits=1
-//       787.12 us measured (698 TFLOP/s), 1.086 x as fast as the default
-//       the best of 26, 1 within noise of it, 2026-11-30 07:10:51 UTC
+//       launched with longest_first=true head_group=8 persistent=true num_splits=1
+//       741.264 us measured (742 TFLOP/s), 1.000 x as fast as the default
+//       the best of 26, 1 within noise of it, 2026-12-01 03:15:42 UTC
 //
 // other winners, whose sources `autotune source PROBLEM` prints
 //   forward-bf16-b1-h32x32-q16384-k16384-d64
-//       with block_n=128 num_stages=4 smem_bytes=155904
-//       launched with longest_first=true head_group=1 persistent=false num_splits=1
-//       3953.87 us measured (556 TFLOP/s), 1.005 x as fast as the default
-//       the best of 23, 1 within noise of it, 2026-11-30 07:12:02 UTC
-//   forward-bf16-b1-h8x8-q16384-k16384-d256
-//       with num_warpgroups=2 block_n=64 smem_bytes=196800
+//       with block_n=128 q_stages=1 ping_pong=true smem_bytes=90304
 //       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       2996.69 us measured (734 TFLOP/s), 1.000 x as fast as the default
-//       the best of 25, 3 within noise of it, 2026-11-30 07:11:44 UTC
+//       3895.2 us measured (565 TFLOP/s), 1.000 x as fast as the default
+//       the best of 23, 2 within noise of it, 2026-12-01 03:15:30 UTC
+//   forward-bf16-b1-h8x8-q16384-k16384-d256
+//       with num_warpgroups=2 block_n=64 q_stages=1 smem_bytes=196800
+//       launched with longest_first=true head_group=4 persistent=false num_splits=1
+//       2904.48 us measured (757 TFLOP/s), 1.000 x as fast as the default
+//       the best of 25, 2 within noise of it, 2026-12-01 03:15:16 UTC
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -446,13 +446,13 @@ constexpr int NUM_WARPGROUPS = 3;
 constexpr int BLOCK_HEADS = 1;
 constexpr int BLOCK_N = 80;
 constexpr int NUM_STAGES = 2;
-constexpr int Q_STAGES = 1;
+constexpr int Q_STAGES = 2;
 constexpr bool OVERLAP = true;
 constexpr bool PING_PONG = false;
 constexpr int RESCALE_SLACK = 8;
 constexpr bool INTEGER_MAX = false;
 constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 131264;
+constexpr int SMEM_BYTES = 180480;
 constexpr int LOADER_REGISTERS = 32;
 constexpr int REGISTERS = 160;
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
@@ -723,25 +723,59 @@ DEVICE void mask_scores(float (&s)[1][TILES_N][4], const Mask& mask, const Work&
 // minus -inf, and no tile asks whether a row has seen a key yet. Row sums stay partial in each lane and are added up at the end.
 constexpr float LOWEST = -GREATEST;
 
+//
+// A reference is a product that was rounded, and a fused multiply-add is not: it is off by half an ulp of the reference at the row's
+// own maximum, 64 at 2^30, whose power overflows. Beyond ENORMOUS the scale of a row is therefore a power of two, whose products are
+// exact: scores there are equal or at least 8 apart, and those that are not the maximum weigh nothing at either scale. What is done
+// a tile stays what it is: branches in `exponentiate` cost 3 to 11 %.
+constexpr float ENORMOUS = 1 << 27, OVERFLOWED = 0x1p100f;  // what stands for products q.k that are beyond fp32
+
 struct RowStatistics {
-    float reference[2] = {LOWEST, LOWEST}, sum[2] = {};
+    float reference[2] = {LOWEST, LOWEST}, sum[2] = {}, scale[2];
+    DEVICE explicit RowStatistics(float scale_log2) : scale{scale_log2, scale_log2} {}
+    // The reference of a row in log2 units.
+    DEVICE float reference_log2(int half, float scale_log2) const {
+        return scale[half] == scale_log2 ? reference[half] : reference[half] / scale[half] * scale_log2;
+    }
 };
+
+// The power of two above `x`.
+DEVICE float power_above(float x) { return bits_float((float_bits(x) & 0x7f800000) + (1 << 23)); }
+
+// Moves the reference of a row to `score`, its greatest so far, and gives what sums and output have to be multiplied by.
+DEVICE float move_to(RowStatistics& rows, int half, float score, float scale_log2) {
+    const float at_scale = in_log2(score, scale_log2);
+    const bool enormous = max_of(at_scale, -at_scale) > ENORMOUS;
+    const float scale = enormous ? power_above(scale_log2) : scale_log2;
+    if (!(score * rows.scale[half] > rows.reference[half])) return 1;
+    const float reference = in_log2(score, scale);
+    const float factor = scale == rows.scale[half] ? exp2_approx(rows.reference[half] - reference) : 0;
+    rows.reference[half] = reference, rows.scale[half] = scale;
+    return factor;
+}
+
+template <int TILES_N> DEVICE void limit_scores(float (&s)[TILES_N][4], int half) {
+#pragma unroll
+    for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+        for (int i = half * 2; i < half * 2 + 2; ++i) s[n][i] = min_of(OVERFLOWED, s[n][i]);
+}
 
 // Moves the reference to cover the scores of one more tile: at every tile if RESCALE_SLACK < 0, otherwise only where it would
 // grow by more than RESCALE_SLACK (a power of two) in some row of the warp: probabilities then reach at most 2^RESCALE_SLACK, and
 // the division at the end makes the result exact again. Until then each lane looks at its own scores only: no shuffles.
 template <int RESCALE_SLACK, bool INTEGER_MAX, int TILES_N>
-DEVICE Rescale<1> move_reference(const float (&s)[1][TILES_N][4], RowStatistics& rows, float scale_log2) {
+DEVICE Rescale<1> move_reference(float (&s)[1][TILES_N][4], RowStatistics& rows, float scale_log2) {
     Rescale<1> rescale;
     const float maximum[2] = {lane_max<INTEGER_MAX>(s[0], 0), lane_max<INTEGER_MAX>(s[0], 1)};
-    rescale.needed = RESCALE_SLACK < 0 || any_in_warp(maximum[0] * scale_log2 - rows.reference[0] > RESCALE_SLACK ||
-                                                      maximum[1] * scale_log2 - rows.reference[1] > RESCALE_SLACK);
+    rescale.needed = RESCALE_SLACK < 0 || any_in_warp(maximum[0] * rows.scale[0] - rows.reference[0] > RESCALE_SLACK ||
+                                                      maximum[1] * rows.scale[1] - rows.reference[1] > RESCALE_SLACK);
     if (rescale.needed) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float reference = max_of(rows.reference[half], in_log2(row_max(maximum[half]), scale_log2));
-            rescale.factor[0][half] = exp2_approx(rows.reference[half] - reference);
-            rows.reference[half] = reference;
+            float score = row_max(maximum[half]);
+            if (score == INF) score = OVERFLOWED, limit_scores(s[0], half);
+            rescale.factor[0][half] = move_to(rows, half, score, scale_log2);
             rows.sum[half] *= rescale.factor[0][half];
         }
     }
@@ -749,26 +783,16 @@ DEVICE Rescale<1> move_reference(const float (&s)[1][TILES_N][4], RowStatistics&
 }
 
 // Replaces scores by probabilities relative to the reference, and adds them to the sums.
-template <int TILES_N> DEVICE void exponentiate(float (&s)[1][TILES_N][4], RowStatistics& rows, float scale_log2) {
+template <int TILES_N> DEVICE void exponentiate(float (&s)[1][TILES_N][4], RowStatistics& rows) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float reference = rows.reference[half];
-        if (is_large(reference)) {
-            const float inverse = reciprocal_approx(scale_log2);
-#pragma unroll
-            for (int n = 0; n < TILES_N; ++n)
-#pragma unroll
-                for (int i = half * 2; i < half * 2 + 2; ++i) s[0][n][i] = (in_log2(s[0][n][i], scale_log2) - reference) * inverse;
-            reference = 0;
-        }
+    for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int n = 0; n < TILES_N; ++n)
 #pragma unroll
             for (int i = half * 2; i < half * 2 + 2; ++i) {
-                s[0][n][i] = exp2_approx(s[0][n][i] * scale_log2 - reference);
+                s[0][n][i] = exp2_approx(s[0][n][i] * rows.scale[half] - rows.reference[half]);
                 rows.sum[half] += s[0][n][i];
             }
-    }
 }
 // Attention sinks: one extra logit per query head that joins the maximum and the denominator of a finished row only.
 
@@ -976,7 +1000,7 @@ DEVICE void wait_until_read() { tma_store_wait_read(); }
 
 // A sink is a key whose value is 0: where there is one, rows begin with it. `row` is this lane's first one.
 DEVICE RowStatistics begin_rows(const Params& p, const Work& work, int row) {
-    RowStatistics rows;
+    RowStatistics rows(p.scale_log2);
     if (!p.sinks) return rows;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -1006,7 +1030,7 @@ DEVICE void end_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatis
         for (int half = 0; half < 2; ++half, row += 8)
             if (task.work.exists(row))
                 p.lse[(i64(task.work.batch) * p.heads_q + task.work.head(row)) * p.seqlen_q + task.work.query(row)] =
-                    (rows.reference[half] + log2_approx(sum[half])) * LN2;
+                    (rows.reference_log2(half, p.scale_log2) + log2_approx(sum[half])) * LN2;
     }
     // No barrier: the group's products are done, and a warp's rows of the tile take the place of its own rows of Q.
     store_output(p, tile, o, task.work, group);
@@ -1059,7 +1083,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
         const KvTiles<BLOCK_N>& tiles = task.tiles;
 
         float o[1][TILES_V][4];
-        RowStatistics rows;
+        RowStatistics rows(p.scale_log2);
         if (!tiles.empty()) {
             float s[1][TILES_N][4];
             u32 probabilities[STEPS_N][4];
@@ -1078,7 +1102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             auto softmax = [&](int of_tile) {
                 mask_scores(s, mask, work, warp_row, tiles, of_tile);
                 const Rescale<1> rescale = move_reference<RESCALE_SLACK, INTEGER_MAX>(s, rows, p.scale_log2);
-                exponentiate(s, rows, p.scale_log2);
+                exponentiate(s, rows);
                 return rescale;
             };
 

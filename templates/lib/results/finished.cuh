@@ -40,7 +40,7 @@ DEVICE void wait_until_read() { tma_store_wait_read(); }
 
 // A sink is a key whose value is 0: where there is one, rows begin with it. `row` is this lane's first one.
 DEVICE RowStatistics begin_rows(const Params& p, const Work& work, int row) {
-    RowStatistics rows;
+    RowStatistics rows(p.scale_log2);
     if (!p.sinks) return rows;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -70,7 +70,7 @@ DEVICE void end_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatis
         for (int half = 0; half < 2; ++half, row += 8)
             if (task.work.exists(row))
                 p.lse[(i64(task.work.batch) * p.heads_q + task.work.head(row)) * p.seqlen_q + task.work.query(row)] =
-                    (rows.reference[half] + log2_approx(sum[half])) * LN2;
+                    (rows.reference_log2(half, p.scale_log2) + log2_approx(sum[half])) * LN2;
     }
     // No barrier: the group's products are done, and a warp's rows of the tile take the place of its own rows of Q.
     store_output(p, tile, o, task.work, group);

@@ -7,7 +7,7 @@ DEVICE Workspace workspace_of(const Params& p) {
 
 DEVICE void wait_until_read() {}
 
-DEVICE RowStatistics begin_rows(const Params&, const Work&, int) { return {}; }
+DEVICE RowStatistics begin_rows(const Params& p, const Work&, int) { return RowStatistics(p.scale_log2); }
 // Leaves a group's O, row maxima and row sums in the workspace. `row` is this lane's first one.
 DEVICE void end_rows(const Params& p, const float (&o)[1][TILES_V][4], const RowStatistics& rows, const Task& task, const OTile&,
               int group, int row) {
@@ -20,7 +20,7 @@ DEVICE void end_rows(const Params& p, const float (&o)[1][TILES_V][4], const Row
         float* to = workspace.row(task.split, r) + c_column();
 #pragma unroll
         for (int d = 0; d < TILES_V; ++d) store_global_floats(to + d * 8, o[0][d][half * 2], o[0][d][half * 2 + 1]);
-        const float maximum = rows.reference[half] == LOWEST ? -INF : rows.reference[half];
+        const float maximum = rows.reference[half] == LOWEST ? -INF : rows.reference_log2(half, p.scale_log2);
         if (c_column() == 0) store_global_floats(workspace.row_statistics(task.split, r), maximum, sum);
     }
     named_barrier_sync(1 + group, WARPGROUP_SIZE);  // all warps of the group are done with Q
