@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..device import arrays
-from .arguments import (LARGEST_SCALE, UNREADABLE, check_out, integer, number, positive_scale, read_sinks, read_slopes, refuse_grad,
+from .arguments import (LARGEST_SCALE, UNREADABLE, check_out, integer, number, read_sinks, read_slopes, refuse_grad,
                         sentence, window_bounds)
 from ..device.arrays import LIBRARIES, AttentionError, library_of
 from .call import Call

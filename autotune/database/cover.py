@@ -25,7 +25,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterable, Mapping
+from typing import Mapping
 
 from ..core.config import Config, ConfigError
 from ..core.problem import Problem, ProblemError, Static

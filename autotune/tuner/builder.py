@@ -85,5 +85,6 @@ def threads(spare: int = 1) -> int:
     return max(1, min(MAX_THREADS, cores - spare))
 
 
-def pool(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, thread_name_prefix="compile")
+def pool(count: int | None = None) -> ThreadPoolExecutor:
+    """Threads that compile: `count`, or as many as this machine has to spare beside a tune."""
+    return ThreadPoolExecutor(threads() if count is None else count, thread_name_prefix="compile")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Callable
 
 from ...core.config import Config
-from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
 from ..base import WARP_SIZE, Field, Kernel, Sizer, Step
 from ..forward.base import ALIBI_FIELDS, SOFTCAP_FIELD
