@@ -444,7 +444,7 @@ def main() -> int:
     began = time.monotonic()
     tally = run(args.kills, args.files, args.seed)
     result = {
-        "made_by": f"python benchmarks/robustness.py --kills {args.kills} --files {args.files} --seed {args.seed}",
+        "command": f"python benchmarks/robustness.py --kills {args.kills} --files {args.files} --seed {args.seed}",
         "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         "seconds": round(time.monotonic() - began),
         "python": sys.version.split()[0],

@@ -56,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     models = models_of(args)
+    problems = list(dict.fromkeys(problem.simplified() for problem in problems_of(args, args.decode, args.backward, models)))
     for model in models:
         print(derived.model_text(model), end="\n\n")
-    problems = list(dict.fromkeys(problem.simplified() for problem in problems_of(args, args.decode, args.backward, models)))
     if args.dry_run:
         if args.workload:
             print(derived.workload_text(workload_of(args)), end="\n\n")

@@ -17,7 +17,7 @@ def test_it_draws_steps_without_a_record_of_every_kind_of_cache():
     drawn = neighbours.drawn(H200, 40, 0, 10.0)
     problems = [match.problem for match in drawn]
     assert len(set(problems)) == len(drawn) > 10 and all(match == lookup(match.problem, H200) for match in drawn)
-    assert {match.tier for match in drawn} == {"near", "default"} and all(p.cache_bytes <= 10e9 for p in problems)
+    assert {"near"} <= {match.tier for match in drawn} <= {"near", "default"} and all(p.cache_bytes <= 10e9 for p in problems)
     kinds = [(p.static.kv, p.static.kv_dtype, p.head_dim, match.tier) for p, match in zip(problems, drawn)]
     first = len(set(kinds))
     assert len(set(kinds[:first])) == first > 6  # one of each before the second of any

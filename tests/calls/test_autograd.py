@@ -29,8 +29,8 @@ def plain(q, k, v, sinks, scale, causal, starts=None):
     return torch.einsum("bhij,bjhd->bihd", p if sinks is None else p[..., :-1], v.repeat_interleave(group, 2)), lse
 
 
-def forward(q, k, v, *places, sinks, return_lse, causal, window, scale, softcap, alibi_slopes):
-    assert return_lse and not torch.is_grad_enabled()
+def forward(q, k, v, *places, sinks, return_lse, causal, window, scale, softcap, alibi_slopes, config):
+    assert config is None and return_lse and not torch.is_grad_enabled()
     out, lse = plain(q.float(), k.float(), v.float(), sinks, scale, causal, places[0].tolist() if places else None)
     return out.to(q.dtype), lse.float()
 
@@ -206,7 +206,7 @@ def test_deterministic_algorithms_are_asked_for_in_the_backward(monkeypatch):
 def test_of_nothing():
     sinks = torch.zeros(4, requires_grad=True)
     q, k, v = (torch.zeros(2, rows, heads, 16, dtype=torch.bfloat16, requires_grad=True) for rows, heads in ((3, 4), (0, 2), (0, 2)))
-    call = autograd.Call(None, (), {}, library_of(q), None, None, None)
+    call = autograd.Recorded(None, (), {}, library_of(q), None, None, None)
     dlse = torch.ones(2, 4, 3)
     dq, dk, dv, dsinks = call.backward(q, k, v, None, None, sinks, None, dlse, True)
     assert not dq.any() and dk.shape == k.shape and dv.shape == v.shape and dsinks.tolist() == [6.0] * 4

@@ -37,7 +37,9 @@ def refused(monkeypatch, tmp_path):
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("problem", NO_PROBLEMS, ids=str)
 def test_what_is_no_problem(refused, call, problem):
-    refused("is no problem; one is a Problem or a line of text such as forward-bf16", CALLS[call], problem, gpu=H200)
+    models = call == "prepare" and not isinstance(problem, str)  # it takes models, too
+    words = "is no model: it must be" if models else "is no problem; one is a Problem or a line of text such as forward-bf16"
+    refused(words, CALLS[call], problem, gpu=H200)
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -56,7 +56,8 @@ def test_gaps_are_nan_and_a_write_into_one_is_seen(form):
 def test_what_a_kernel_cannot_read_in_place(name):
     kernel = KERNELS[name]
     refused = {form for form in FORMS if unreadable(form, PROBLEM, kernel)}
-    assert refused == {"forward_simt": set(), "forward_wgmma": {"odd", "shared", "reversed"}}.get(name, {"odd"})
+    by_tensor_map = dict.fromkeys(("forward_wgmma", "backward_wgmma", "backward_fused"), {"odd", "shared", "reversed"})
+    assert refused == {"forward_simt": set(), **by_tensor_map}.get(name, {"odd"})
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,6 +1,7 @@
 """generated/ and `db check`: what they say of records that are illegal, stale or unreadable, and files that differ."""
 
 import dataclasses
+from datetime import datetime, timedelta, timezone
 
 import pytest
 import yaml
@@ -54,6 +55,11 @@ def compiler(tmp_path_factory):
 @pytest.fixture
 def root(tmp_path):
     return tmp_path / "tuning_db"
+
+
+def later(hours: int) -> str:
+    """The date of a record that is newer than any made today."""
+    return f"{datetime.now(timezone.utc) + timedelta(hours=hours):%Y-%m-%d %H:%M:%S} UTC"
 
 
 @pytest.fixture
@@ -135,11 +141,11 @@ def test_db_check_finds_what_is_illegal_stale_or_spilling(root, monkeypatch):
         patch.setattr(compile, "OPTIONS", (*compile.OPTIONS, "--no-such-option"))
         assert "does not compile" in database.check([path])[0]
 
-    database.write([record(sha="f" * 64, date="2027-01-01 00:00:00 UTC")], root)
+    database.write([record(sha="f" * 64, date=later(1))], root)
     finding, = database.check([path])
     assert "stale" in finding and str(PROBLEM) in finding and "autotune tune" in finding and "\n" not in finding
     assert database.check([path], compiled=False) == []
-    database.write([record(sha="f" * 64, date="2027-01-02 00:00:00 UTC", nvrtc="1.2.3")], root)
+    database.write([record(sha="f" * 64, date=later(2), nvrtc="1.2.3")], root)
     assert database.check([path]) == []  # another compiler's cubin says nothing of the source
 
     data = yaml.safe_load(path.read_text())
