@@ -177,10 +177,14 @@ def _quantile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
+NOTABLE = 1.05  # rows that lose less are written without their configs: these are two thirds of the file
+
+
 def _save(options: argparse.Namespace, rows: dict[str, dict], gpu: Gpu, problems: Sequence[Problem]) -> None:
     facts = {"summary": summary(rows), "gpu": gpu.name, "seed": options.seed, "conditions": conditions(),
              "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "command": command(),
-             "left_out": len(problems) - len(rows), "problems": rows}
+             "left_out": len(problems) - len(rows), "problems": {problem: row if row.get("loss", 1) > NOTABLE else {name: value for name, value in row.items()
+                                                                          if name not in ("served", "best")} for problem, row in rows.items()}}
     options.out.write_text(yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, width=130))
 
 

@@ -281,8 +281,7 @@ def test_lookup_says_which_config_and_why(capsys, homes):
 
 
 def test_tune_without_a_gpu_says_so_predicts_and_shows_what_to_try_next(capsys, homes, no_gpu):
-    small = SMALL.replace("fp16", "fp32")  # no cover of another GPU's times serves it
-    assert run("tune", "--problem", small) == 0
+    assert run("tune", "--problem", small := SMALL.replace("fp16", "fp32")) == 0  # which no cover serves
     captured = capsys.readouterr()
     assert "no GPU can be used" in captured.err and "Taking the NVIDIA H200 from the catalogue" in captured.err
     assert "predicted" in captured.out and f"autotune source {small} --gpu nvidia-h200" in captured.out

@@ -186,6 +186,6 @@ def test_workspaces_come_from_torch(torch_gpu, monkeypatch):
     taken = []
     monkeypatch.setattr(torch_gpu.tensors, "workspace",
                         lambda like, floats, capturing: taken.append(floats) or like.new_empty(floats, dtype=torch.float32))
-    q, k, v = qkv(batch=1, rows=1, keys=2048)
-    autotune.attention_with_kvcache(q, k, v, num_splits=32)
+    q, k, v = qkv(batch=1, rows=1, keys=4096)  # more parts than a cluster merges
+    autotune.attention_with_kvcache(q, k, v, num_splits=40)
     assert taken
