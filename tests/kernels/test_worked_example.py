@@ -28,9 +28,9 @@ def lane(tmp_path, monkeypatch):
     """The kernel of the page, registered, in a copy of templates/."""
     templates = shutil.copytree(render.TEMPLATES, tmp_path / "templates")
     (templates / "forward_lane.cu.j2").write_text(block_after("templates/forward_lane.cu.j2"))
-    module = ModuleType("autotune.kernels.forward_lane")
-    module.__package__ = "autotune.kernels"
-    exec(block_after("autotune/kernels/forward_lane.py"), module.__dict__)
+    module = ModuleType("autotune.kernels.forward.lane")
+    module.__package__ = "autotune.kernels.forward"
+    exec(block_after("autotune/kernels/forward/lane.py"), module.__dict__)
     monkeypatch.setattr(render, "TEMPLATES", templates)
     render._environment.cache_clear()
     monkeypatch.setitem(kernels.KERNELS, "forward_lane", module.ForwardLane())

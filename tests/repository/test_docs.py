@@ -30,7 +30,7 @@ from autotune.database.record import GpuKey, Record
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NEED_GPU = ("verify", "bench")
-ASK_GPU = ("lookup", "source")  # without --gpu
+ASK_GPU = ("lookup", "source", "why", "report", "worker")  # without --gpu
 PLACEHOLDERS = {"PROBLEM": SMALL, "TEXT": SMALL, "--model NAME": "--model llama-3-8b", "--gpu NAME": "--gpu nvidia-h200"}
 
 
@@ -92,7 +92,9 @@ def test_a_command_does_what_the_page_says(line, checkout, no_gpu, capsys):  # n
         arguments = words[2:] if words[:2] == ["sh", "scripts/run"] else words[1:]
         assert arguments[0] in COMMANDS
         code, said = run(*arguments), capsys.readouterr()
-        if "--help" not in arguments and (arguments[0] in NEED_GPU or arguments[0] in ASK_GPU and "--gpu" not in arguments):
+        if "--cover" in arguments:
+            assert code == 2 and "--cover measures" in said.err, said
+        elif "--help" not in arguments and (arguments[0] in NEED_GPU or arguments[0] in ASK_GPU and "--gpu" not in arguments):
             assert code == 2 and "no GPU can be used" in said.err, said
         else:
             assert code == 0 and said.out, said
@@ -161,7 +163,7 @@ def test_the_python_about_the_simulator_runs(capsys):
 
 
 def test_the_record_in_the_page_about_the_database_is_one(tmp_path):
-    block, = blocks(ROOT / "docs" / "view.md", "yaml")
+    block, = blocks(ROOT / "docs" / "database.md", "yaml")
     path = tmp_path / "nvidia-h200" / "forward.yaml"
     path.parent.mkdir()
     path.write_text(block)
