@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -34,13 +33,7 @@ def _remove_home() -> None:
     shutil.rmtree(os.environ.pop(_HOME), ignore_errors=True)
 
 
-KNOWN = frozenset((Path(__file__).parent / "known_failures.txt").read_text(encoding="utf-8").splitlines())
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.nodeid in KNOWN or item.nodeid.partition("::")[0] in KNOWN:
-            item.add_marker(pytest.mark.xfail(reason="known to fail: tests/known_failures.txt lists what is to be mended next"))
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     reason = _no_gpu() if gpu_items else None
     for item in gpu_items:
