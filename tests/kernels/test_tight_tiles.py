@@ -69,7 +69,7 @@ MUTANTS = [  # (what is wrong, before, after)
     ("the last tile does not move back", "min_of(own_key(tile), key_end - BLOCK_N)", "own_key(tile)"),
     ("the first product adds to what is there", "n > 0 || accumulate", "true"),
     ("no product adds to the one before", "n > 0 || accumulate", "n > 0"),
-    ("rows begin at no number", "constexpr float LOWEST = -3e38f;", "const float LOWEST = -INF;"),
+    ("rows begin at no number", "constexpr float LOWEST = -GREATEST;", "const float LOWEST = -INF;"),
     ("every lane counts the sink", "c_column() == 0 ? exp2_approx(sink", "c_column() >= 0 ? exp2_approx(sink"),
     ("a sink has no weight", "rows.sum[half] = c_column() == 0", "rows.sum[half] = c_column() < 0"),
 ]

@@ -34,6 +34,7 @@ DIMS = ("d64", "d16", "d40", "d24x72", "d128", "d72x32")
 EXTRAS = ("", "-softcap20", "-alibi", "-softcap20-alibi")
 CACHES = ("", "-page16", "-kve4m3", "-page48-kve4m3")
 SMALL = 2**17  # shared memory of the configs that are drawn: larger tiles only take longer
+NAMES = [name for name, kernel in kernels.KERNELS.items() if kernel.op != "backward"]  # test_backward_kernels.py has those
 
 
 @lru_cache(maxsize=None)
@@ -65,7 +66,7 @@ def cases(name: str) -> tuple[tuple[Problem, object], ...]:
 
 
 @pytest.mark.parametrize("number", range(CASES))
-@pytest.mark.parametrize("name", kernels.KERNELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_kernels_are_right(name, number):
     problem, config = cases(name)[number]
     rows, keys = tile_of(config)
@@ -85,7 +86,7 @@ def launched(problem, config, inputs, seed, source=None):
     return out, lse, simulator.simulate(problem, config, inputs, out, lse, seed, source=source)
 
 
-@pytest.mark.parametrize("name", kernels.KERNELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_order_of_events_does_not_reach_the_result(name):
     problem, config = cases(name)[3]
     inputs = make_inputs(problem, "random", 5)
@@ -100,7 +101,7 @@ EDGES = ("b1-h2x1-q1-k1-d64-causal", "b1-h2x1-q7-k0-d64", "b1-h2x1-q10-k3-d64-ca
 
 
 @pytest.mark.parametrize("text", EDGES)
-@pytest.mark.parametrize("name", kernels.KERNELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_lengths_at_the_edge(name, text):
     kernel = kernels.KERNELS[name]
     problem = Problem.parse(f"{name.split('_')[0]}-{kernel.dtypes[0]}-{text}").simplified()
@@ -108,7 +109,7 @@ def test_lengths_at_the_edge(name, text):
     assert verdict.ok, verdict.message
 
 
-@pytest.mark.parametrize("name", kernels.KERNELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_sink_that_is_nan_makes_its_head_nan_and_no_other(name):
     kernel = kernels.KERNELS[name]
     problem = Problem.parse(f"{name.split('_')[0]}-{kernel.dtypes[0]}-b1-h2x1-q5-k40-d64-sinks")
@@ -134,7 +135,7 @@ def test_turing_multiplies_and_copies_in_every_way(values, features):
 
 
 @pytest.mark.parametrize("before, after", [(r"\bend\.factor\b", "(end.factor * 1.02f)"), (r"\bend\.lse\b", "(end.lse + 0.01f)")])
-@pytest.mark.parametrize("name", kernels.KERNELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_number_is_found(name, before, after):
     problem, config = cases(name)[0]
     source, count = re.subn(before, after, simulator.host_source(problem, config))
@@ -144,7 +145,7 @@ def test_a_wrong_number_is_found(name, before, after):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
-@pytest.mark.parametrize("name", kernels.KERNELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_sinks_of_every_dtype(name, dtype):
     problem, config = next((p, c) for p, c in cases(name) if p.sinks)
     inputs = with_sinks(make_inputs(problem, "random", 3), dtype)
@@ -153,7 +154,7 @@ def test_sinks_of_every_dtype(name, dtype):
 
 
 @pytest.mark.parametrize("features", ["-alibi", "-causal-left30-softcap20-alibi-sinks"])
-@pytest.mark.parametrize("name", kernels.KERNELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_slopes_of_any_sign_and_of_each_batch_entry(name, features):
     op = name.split("_")[0]
     queries = 70 if op == "forward" else 5
@@ -166,7 +167,7 @@ def test_slopes_of_any_sign_and_of_each_batch_entry(name, features):
         assert simulation.ok and compare(problem, chosen, out, lse).ok
 
 
-@pytest.mark.parametrize("name", kernels.KERNELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_slopes_of_0_change_no_bit(name):
     kernel = kernels.KERNELS[name]
     text = f"{name.split('_')[0]}-{kernel.dtypes[0]}-b2-h4x2-q13-k100-d32-causal"
