@@ -213,7 +213,7 @@ def test_every_wrapper_that_templates_call_is_executed():
     """Over the kernels' cases; a wrapper that none of them reaches is dead or untested."""
     functions = set().union(*simulator_probes.wrappers(HOST_TWINS).values())
     wanted, executed = set(), set()
-    for name in kernels.KERNELS:
+    for name in NAMES:
         for number, (problem, config) in enumerate(cases(name)):
             source = simulator.host_source(problem, config)
             body = source[source.index("using Element ="):]
