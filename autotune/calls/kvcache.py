@@ -117,7 +117,8 @@ def _launched(call: Call, given: Arrays, scale, return_lse: bool) -> tuple:
         call.lse = library.pointer(lse)
     call.like = q
     if many is not None:
-        steps = _complete_twin(twin, call, scale, outer, rows, unpacked, few is not None)
+        # Its name only keeps the array alive until both kernels are launched.
+        _steps = _complete_twin(twin, call, scale, outer, rows, unpacked, few is not None)
     if few is not None:
         call.scale = scale if call.k_scale == 1.0 else positive_scale(scale * call.k_scale)[0]
         call.lse_head_stride = rows

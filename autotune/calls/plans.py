@@ -37,8 +37,8 @@ class UntunedWarning(UserWarning):
 
 
 def plan_of(call: Call) -> Plan:
-    """The plan that serves `call`, made if need be. Raises as `make` does."""
-    return find(call.key()) or make(call.problem(), call.device, is_capturing(call.stream), call.config)
+    """The plan that serves `call`, for which `find` knows none: made, unless another thread was quicker. Raises as `make` does."""
+    return make(call.problem(), call.device, is_capturing(call.stream), call.config)
 
 
 def run(plan: Plan, call: Call) -> None:

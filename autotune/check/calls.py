@@ -9,8 +9,6 @@ from ..core.problem import Problem
 from ..kernels.forward.base import SINK_DTYPES
 from .inputs import Inputs
 
-NO_STRIDES = 0, 0, 0
-
 
 def call_of(problem: Problem, inputs: Inputs, arrays: Mapping[str, object], address: Callable[[str, object], int]) -> Call:
     """The call of `problem` on `inputs` and further `arrays`, given by the name of their field (None: absent): results, and what a

@@ -10,12 +10,12 @@ from ..core.problem import Problem
 from .gradients import ExpectedGradients, GradientInputs, Gradients, expect_gradients, make_gradient_inputs, of_unit, units
 from .inputs import KINDS, ROWS
 from .numerics import EXPONENT_BITS, bits, host, to_float32
-from .verdict import POISON_BYTE, Guarded, Verdict
+from .verdict import POISON_BYTE, Guarded, OfAllKinds, Verdict
 
 SAMPLED_FLOPS = 4e11  # of the units that are checked where only some are: a second of an H200's float64
 
 
-class GradientChecker:
+class GradientChecker(OfAllKinds):
     """Inputs, references and poisoned results of one backward problem, made at first use and kept for every candidate after.
 
     A call takes `run(given, gradients, None)`, which launches on xp's current stream, and gives the verdict over all kinds; it
@@ -27,15 +27,6 @@ class GradientChecker:
         self.problem, self.seed, self.xp, self.sample, self._make = problem, seed, xp, sample, make
         self.kinds = tuple(KINDS if kinds is None else kinds)
         self._cases: dict[str, tuple[GradientInputs, list[ExpectedGradients]]] = {}
-
-    def __call__(self, run: Callable) -> Verdict:
-        worst = 0.0
-        for kind in self.kinds:
-            verdict = self.check_kind(run, kind)
-            if not verdict.ok:
-                return verdict
-            worst = max(worst, verdict.worst_ratio)
-        return Verdict(True, worst)
 
     def check_kind(self, run: Callable, kind: str) -> Verdict:
         """The verdict on one kind of inputs."""

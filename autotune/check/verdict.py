@@ -94,7 +94,25 @@ def compare(problem: Problem, inputs: Inputs, out, lse=None, blocks: int | np.nd
     return other if not other.ok else replace(verdict, worst_ratio=max(verdict.worst_ratio, other.worst_ratio))
 
 
-class Checker:
+class OfAllKinds:
+    """What all checkers do with a launch: judge it on each of their `kinds` of inputs, until one is wrong."""
+
+    kinds: tuple[str, ...]
+
+    def __call__(self, run: Callable) -> Verdict:
+        worst = 0.0
+        for kind in self.kinds:
+            verdict = self.check_kind(run, kind)
+            if not verdict.ok:
+                return verdict
+            worst = max(worst, verdict.worst_ratio)
+        return Verdict(True, worst)
+
+    def check_kind(self, run: Callable, kind: str) -> Verdict:
+        raise NotImplementedError
+
+
+class Checker(OfAllKinds):
     """Inputs, references and poisoned outputs of one problem, made at first use and kept for every candidate after.
 
     A call takes `run(inputs, out, lse)`, which launches on xp's current stream, and gives the verdict over all kinds;
@@ -107,15 +125,6 @@ class Checker:
         self.kinds = tuple(KINDS if kinds is None else kinds)
         self._cases: dict[str, tuple[Inputs, Expected]] = {}
         self._outputs: dict[tuple[int, int], tuple[Guarded, Guarded]] = {}  # by `Layout.rows`
-
-    def __call__(self, run: Callable) -> Verdict:
-        worst = 0.0
-        for kind in self.kinds:
-            verdict = self.check_kind(run, kind)
-            if not verdict.ok:
-                return verdict
-            worst = max(worst, verdict.worst_ratio)
-        return Verdict(True, worst)
 
     def check_kind(self, run: Callable, kind: str) -> Verdict:
         """The verdict on one kind of inputs."""

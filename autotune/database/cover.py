@@ -21,7 +21,6 @@ Launch parameters that follow from sizes (`Kernel.fitted`) are those of the size
 from __future__ import annotations
 
 import math
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from typing import Mapping
 from ..core.config import Config, ConfigError
 from ..core.problem import Problem, ProblemError, Static
 from ..kernels import config_from_dict
+from . import file
 from .record import GpuKey, RecordError
 
 SCHEMA = 1
@@ -127,15 +127,7 @@ def write(cover: Cover, folder: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = yaml.dump(as_data(cover), Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False,
                      default_flow_style=False, width=1000)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with open(beside, "w", encoding="utf-8", newline="\n") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    file.replace(path, text)
     return path
 
 

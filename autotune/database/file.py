@@ -199,7 +199,7 @@ def _merge_locked(path: Path, gpu: GpuKey, op: str, records: Iterable[Record]) -
     dated = [after(record, known.get(record.key)) for record in records]
     text = dump(gpu, op, merge(known.values(), dated).values(), file.quarantined)
     if file.gpu is None or path.read_bytes() != text.encode():
-        _replace(path, text)
+        replace(path, text)
 
 
 def dump(gpu: GpuKey, op: str, records: Iterable[Record], quarantined: Iterable[Quarantined] = ()) -> str:
@@ -246,10 +246,11 @@ def _sweep(path: Path) -> None:
             os.unlink(item.path)
 
 
-def _replace(path: Path, text: str) -> None:
+def replace(path: Path, text: str) -> None:
     """Puts `text` at `path` in one step: readers see the old file or the new one, and so does a machine that lost power."""
     target = _beside(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}.new")
+    beside.unlink(missing_ok=True)  # of a killed process that had this one's number
     try:
         with open(beside, "x", encoding="utf-8", newline="\n") as out:  # "x" follows no link that somebody put there
             if target.exists():

@@ -17,7 +17,6 @@ COLUMNS = 8  # of a thread
 LEAST_ARCH_OF_E4M3 = 89
 DTYPES = ("bf16", "fp16")
 
-POINTERS = ("k", "v", "k_cache", "v_cache", "slots", "k_scales", "v_scales")
 STRIDES = ("k_token", "k_head", "v_token", "v_head", "k_page", "k_row", "k_cache_head", "v_page", "v_row", "v_cache_head")
 FIELDS = (
     Field("const Element*", "k", "(tokens, heads, head_dim)"),

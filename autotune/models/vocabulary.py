@@ -27,7 +27,6 @@ class Family:
     pattern: str = "sliding_window_pattern"
     both_sides: str = ""
     kv: str = ""
-    cycled: str = ""
     twice: str = ""
     refuse: str = ""
     listed: bool = False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterable
+from typing import Callable, Iterable, Iterator
 
 from ..cuda import compile
 from ..database import view
@@ -41,27 +42,15 @@ def tune(problems: list[Problem], gpu: Gpu | str | None, effort: str, root: Path
     """See `autotune.tuner.tune`."""
     gpu, here = _resolve(gpu, device)
     problems = _as_asked(problems, gpu, effort, root)
-    found: dict[Problem, Record] = {}
-
-    def keep(record: Record) -> None:
-        view.write([record], root)
-        found[record.problem] = record
-
     progress = Progress(len(problems), EFFORTS[effort].seconds if here else SECONDS_EACH, stream)
-    try:
-        with ending_as_interrupts():
-            if here:
-                with gpu_lock(device, progress.say), Worker(EVALUATOR, {"device": device}) as worker:
-                    worker.start()
-                    session = Session(gpu, EFFORTS[effort], worker, Builder(gpu), progress, trials_root)
-                    _measure(session, problems, root, keep)
-            else:
-                predict(problems, gpu, Builder(gpu), progress, keep, Executor(progress))
-    except KeyboardInterrupt:
-        progress.say(f"  {INTERRUPTED}")
-        raise
-    finally:
-        refresh()
+    with _recording(root, progress) as (found, keep):
+        if here:
+            with gpu_lock(device, progress.say), Worker(EVALUATOR, {"device": device}) as worker:
+                worker.start()
+                session = Session(gpu, EFFORTS[effort], worker, Builder(gpu), progress, trials_root)
+                _measure(session, problems, root, keep)
+        else:
+            predict(problems, gpu, Builder(gpu), progress, keep, Executor(progress))
     return [found[problem] for problem in problems if problem in found]
 
 
@@ -79,6 +68,21 @@ def tune_shared(problems: list[Problem], gpu: Gpu | str | None, effort: str, roo
     progress, make = Progress(len(problems), EFFORTS[effort].seconds, stream), Builder(gpu)
     for sentence in left_out:
         progress.say(sentence)
+    with _recording(root, progress) as (found, keep):
+        if devices:
+            devices = many.agreeing(devices, gpu, dealt(problems)[0], make, progress.say)
+            with many.workers(devices, where) as alive:
+                lead(problems, gpu, effort, where, make, progress, keep,
+                     alive if storage is None else lambda: alive() or True)  # others may come from elsewhere
+        else:
+            lead(problems, gpu, effort, where, make, progress, keep)
+    return [found[problem] for problem in problems if problem in found]
+
+
+@contextmanager
+def _recording(root: Path | None, progress: Progress) -> Iterator[tuple[dict[Problem, Record], Callable[[Record], None]]]:
+    """(records by problem, what writes one and puts it there), for as long as a tune runs. An interrupt is said; lookups read the
+    database anew afterwards."""
     found: dict[Problem, Record] = {}
 
     def keep(record: Record) -> None:
@@ -87,19 +91,12 @@ def tune_shared(problems: list[Problem], gpu: Gpu | str | None, effort: str, roo
 
     try:
         with ending_as_interrupts():
-            if devices:
-                devices = many.agreeing(devices, gpu, dealt(problems)[0], make, progress.say)
-                with many.workers(devices, where) as alive:
-                    lead(problems, gpu, effort, where, make, progress, keep,
-                         alive if storage is None else lambda: alive() or True)  # others may come from elsewhere
-            else:
-                lead(problems, gpu, effort, where, make, progress, keep)
+            yield found, keep
     except KeyboardInterrupt:
         progress.say(f"  {INTERRUPTED}")
         raise
     finally:
         refresh()
-    return [found[problem] for problem in problems if problem in found]
 
 
 def _as_asked(problems: list[Problem], gpu: Gpu, effort: str, root: Path | None) -> list[Problem]:

@@ -41,7 +41,7 @@ def test_the_key_of_a_call_is_the_key_of_its_problem(data):
         autotune.attention(q, k, v, causal=causal, window=window, sinks=sinks)
         problem = Problem(**sizes, head_dim=64, window_left=window[0], window_right=0 if causal else window[1],
                           sinks=sinks is not None)
-        assert set(asked) == {Call.of(problem.simplified(), 0).key()} and asked[0] in plans._plans
+        assert asked == [Call.of(problem.simplified(), 0).key()] and asked[0] in plans._plans
 
 
 FORWARD = [name for name, kernel in KERNELS.items() if isinstance(kernel, ForwardKernel)]

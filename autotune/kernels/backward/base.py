@@ -11,7 +11,7 @@ from typing import Callable
 from ...core.config import Config
 from ...core.problem import Problem, Static
 from ..base import WARP_SIZE, Field, Kernel, Sizer, Step
-from ..forward.base import ALIBI_FIELDS, SOFTCAP_FIELD
+from ..forward.base import ALIBI_FIELDS, SIZE_FIELDS, SOFTCAP_FIELD
 from ..forward import varlen
 
 INPUTS = ("q", "k", "v", "out", "dout")
@@ -34,15 +34,9 @@ BACKWARD_FIELDS = (
     Field("float*", "stats", "(batch, heads_q, seqlen_q, 2): of each query, its lse in log2 units and D"),
     Field("float*", "sink_sums", "(heads_q, batch, blocks of 64 queries): parts of dsinks"),
     *(Field("long long", f"{tensor}_{axis}_stride") for tensor in TENSORS for axis in ("batch", "row", "head")),
-    Field("int", "batch"),
-    Field("int", "heads_q"),
-    Field("int", "group", "query heads per key/value head"),
-    Field("int", "seqlen_q"),
-    Field("int", "seqlen_k"),
-    Field("int", "window_left"),
-    Field("int", "window_right"),
-    Field("int", "sink_dtype"),
-    Field("float", "scale_log2", "what scores, after the soft cap if there is one, are multiplied by for exp2", of="(softcap or scale) * LOG2E"),
+    *SIZE_FIELDS,
+    Field("float", "scale_log2", "what scores, after the soft cap if there is one, are multiplied by for exp2",
+          of="(softcap or scale) * LOG2E"),
     Field("float", "scale", "softmax scale, above 0"),
 )
 

@@ -170,8 +170,7 @@ class BackwardWgmma(HopperBackward):
         """Clocks of an SM for the tiles of both kernels, each those of the busiest of tensor cores, exp2 and shared memory. Only
         ranks configs: nothing of it is fitted to measurements."""
         d, dv, count, total = problem.head_dim, problem.head_dim_v, config["column_parts"], 0.0
-        rows, tile = key_rows(config.values), config["key_queries"]
-        for rows, tile, units in ((rows, tile, (1 + count) * (d + dv)),
+        for rows, tile, units in ((key_rows(config.values), config["key_queries"], (1 + count) * (d + dv)),
                                   (config["query_groups"] * GROUP_ROWS, config["query_keys"], 2 * d + dv)):
             tiles = visited_tiles(problem, rows, tile) * problem.heads_q * problem.batch
             product = 2 * rows * tile * units / gpu["tensor_flops_per_clock_sm"]

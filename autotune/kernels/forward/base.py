@@ -18,14 +18,7 @@ SINK_DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
 
 TENSORS = ("q", "k", "v", "out")
 
-FORWARD_FIELDS = (
-    Field("const Element*", "q", "(batch, seqlen_q, heads_q, head_dim)"),
-    Field("const Element*", "k", "(batch, seqlen_k, heads_kv, head_dim)"),
-    Field("const Element*", "v", "(batch, seqlen_k, heads_kv, head_dim_v)"),
-    Field("Element*", "out", "(batch, seqlen_q, heads_q, head_dim_v)"),
-    Field("float*", "lse", "(batch, heads_q, seqlen_q), or null"),
-    Field("const void*", "sinks", "(heads_q), or null"),
-    *(Field("long long", f"{tensor}_{axis}_stride") for tensor in TENSORS for axis in ("batch", "row", "head")),
+SIZE_FIELDS = (  # of backward kernels, too
     Field("int", "batch"),
     Field("int", "heads_q"),
     Field("int", "group", "query heads per key/value head"),
@@ -34,6 +27,16 @@ FORWARD_FIELDS = (
     Field("int", "window_left"),
     Field("int", "window_right"),
     Field("int", "sink_dtype"),
+)
+FORWARD_FIELDS = (
+    Field("const Element*", "q", "(batch, seqlen_q, heads_q, head_dim)"),
+    Field("const Element*", "k", "(batch, seqlen_k, heads_kv, head_dim)"),
+    Field("const Element*", "v", "(batch, seqlen_k, heads_kv, head_dim_v)"),
+    Field("Element*", "out", "(batch, seqlen_q, heads_q, head_dim_v)"),
+    Field("float*", "lse", "(batch, heads_q, seqlen_q), or null"),
+    Field("const void*", "sinks", "(heads_q), or null"),
+    *(Field("long long", f"{tensor}_{axis}_stride") for tensor in TENSORS for axis in ("batch", "row", "head")),
+    *SIZE_FIELDS,
     Field("float", "scale_log2", "softmax scale * log2(e), above 0"),
 )
 
