@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 
 import pytest
 
 from autotune.core.gpu import by_name as gpu_by_name
+from autotune.database.lookup import lookup
 from autotune.models.catalogue import ModelError, by_name, catalogue, problems_of_model, read_model
 from autotune.core.problem import Problem
 
@@ -65,9 +67,16 @@ def test_decode_steps_are_new_tokens_over_caches_of_several_kinds():
         "decode-bf16-b64-h8x2-q1-k4096-d64-left31", "decode-bf16-b32-h8x2-q1-k8192-d64-left31-page16"]
 
 
-def test_few_decode_steps_are_tuned():
+def test_few_decode_steps_are_tuned_and_every_size_is_served_by_what_was_measured():
     tuned = {p for model in catalogue().values() for p in model.decode_problems}
     assert 20 <= len(tuned) <= 100 and all(Problem.parse(p.text) == p == p.simplified() for p in tuned)
+    sizes = [(2**i, 2**j) for i in range(9) for j in range(10, 18)]  # batch 1 to 256, 1k to 128k
+    for first in [p for p in tuned if (p.batch, p.kv, p.seqlen_q, p.kv_dtype) == (1, "dense", 1, "bf16")]:
+        for kind in (first, replace(first, kv="paged", page_size=16)):
+            for problem in (replace(kind, batch=batch, seqlen_k=keys) for batch, keys in sizes):
+                if problem.compulsory_bytes <= 40e9:
+                    match = lookup(problem, GPU)
+                    assert match.tier in ("exact", "near") and match.evidence == "measured", problem
 
 
 def test_read_model_takes_each_kind_at_each_length():
