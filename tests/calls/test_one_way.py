@@ -28,14 +28,13 @@ def calls():
     starts, pages = integers([0, 30, 64]), tensor(40, 16, 2, 64)
     lengths, table = integers([100, 200]), integers(np.arange(32).reshape(2, 16))
     paged = dict(cache_seqlens=lengths, page_table=table)
+    token, cache, ragged, begins = tensor(2, 1, 4, 64), tensor(2, 256, 2, 64), tensor(44, 4, 64), integers([0, 1, 44])
     return {
         "dense": (8, lambda: autotune.attention(q, k, v, causal=True)),
         "varlen": (11, lambda: autotune.attention_varlen(q[0], k[0], v[0], starts, starts, 40, 40, causal=True)),
-        "decode": (8, lambda: autotune.attention_with_kvcache(tensor(2, 1, 4, 64), tensor(2, 256, 2, 64), tensor(2, 256, 2, 64),
-                                                              cache_seqlens=lengths)),
-        "paged decode": (8, lambda: autotune.attention_with_kvcache(tensor(2, 1, 4, 64), pages, pages, **paged)),
-        "mixed": (14, lambda: autotune.attention_with_kvcache(tensor(44, 4, 64), pages, pages, cu_seqlens_q=integers([0, 1, 44]),
-                                                              max_seqlen_q=43, **paged)),
+        "decode": (8, lambda: autotune.attention_with_kvcache(token, cache, cache, cache_seqlens=lengths)),
+        "paged decode": (8, lambda: autotune.attention_with_kvcache(token, pages, pages, **paged)),
+        "mixed": (14, lambda: autotune.attention_with_kvcache(ragged, pages, pages, cu_seqlens_q=begins, max_seqlen_q=43, **paged)),
     }
 
 
