@@ -69,8 +69,9 @@ class LayerKind:
 
     def unsized(self, dtype: str, **sizes) -> Problem:
         """The same with its window, even where that hides nothing: for callers who give it other sizes."""
-        return Problem(dtype=dtype, heads_q=self.heads_q, heads_kv=self.heads_kv, head_dim=self.head_dim, head_dim_v=self.head_dim_v,
-                       window_left=self.left, window_right=self.right, softcap=self.softcap, alibi=self.alibi, sinks=self.sinks, **sizes)
+        return Problem(dtype=dtype, heads_q=self.heads_q, heads_kv=self.heads_kv, head_dim=self.head_dim,
+                       head_dim_v=self.head_dim_v, window_left=self.left, window_right=self.right, softcap=self.softcap,
+                       alibi=self.alibi, sinks=self.sinks, **sizes)
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,8 @@ def read_model(name: str, entry: Mapping, where: str = CATALOGUE.name) -> Model:
     attention = []
     for kind, layer in entry["attention"].items():
         _require_fields(f"{where}: {name}: {kind}", layer, {"layers", "prefill"}, _LAYER_FIELDS)
-        if type(layer["layers"]) is not int or not isinstance(layer["prefill"], list) or not isinstance(layer.get("decode", []), list):
+        lists = isinstance(layer["prefill"], list) and isinstance(layer.get("decode", []), list)
+        if type(layer["layers"]) is not int or not lists:
             raise ModelError(f"{where}: {name}: {kind}: layers must be an int, prefill and decode lists")
         try:
             attention.append(layers_of_kind(_kind(kind, {**entry, **layer}), entry["dtype"], layer["prefill"],
@@ -189,7 +191,8 @@ def _decode_problem(kind: LayerKind, dtype: str, step: str) -> Problem:
     """Some new tokens of each sequence, one if `step` does not say how many, as in ``b32-q4-k8192-page16-kve4m3``."""
     match = _STEP.fullmatch(step) if isinstance(step, str) else None
     if not match:
-        raise ProblemError(f"decode step {step!r:.60} is not bBATCH[-qQUERIES]-kKEYS[-pageSIZE][-kvDTYPE], such as b32-k8192-page16")
+        raise ProblemError(f"decode step {step!r:.60} is not bBATCH[-qQUERIES]-kKEYS[-pageSIZE][-kvDTYPE], such as "
+                           "b32-k8192-page16")
     batch, queries, keys, page_size = (int(number or 0) for number in match.groups()[:4])
     return kind.problem(dtype, op="decode", batch=batch, seqlen_q=queries or 1, seqlen_k=keys, page_size=page_size,
                         kv="paged" if page_size else "dense", kv_dtype=match[5] or "")

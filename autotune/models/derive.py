@@ -24,7 +24,8 @@ SINK_FLAGS = {FULL: "add_full_attention_sink_bias", SLIDING: "add_swa_attention_
 @dataclass(frozen=True)
 class Derived:
     """A model's attention. `longest` is the most tokens a sequence can have, or None if nothing says so; `left_out` has a
-    sentence for each kind of layer that no kernel here computes; `unread` names the parts that are other models (vision, sound)."""
+    sentence for each kind of layer that no kernel here computes; `unread` names the parts that are other models (vision,
+    sound)."""
 
     title: str
     dtype: str
@@ -73,10 +74,12 @@ def _family(config: Mapping, where: str, parent: Family | None) -> Family:
     said, architectures = config.get("model_type"), config.get("architectures")
     if said is not None and not isinstance(said, str):
         raise ModelError(f"{where}: model_type is {quoted(said, 60)}; it must be a name")
-    if architectures is not None and not (isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)):
+    if architectures is not None and not (isinstance(architectures, list)
+                                          and all(isinstance(name, str) for name in architectures)):
         raise ModelError(f"{where}: architectures is {quoted(architectures, 60)}; it must be a list of names")
     if any("bidirec" in name.lower() for name in architectures or ()) or said and "bidirec" in said:
-        raise ModelError(f"{where}: its class is {quoted((architectures or [said])[0], 60)}, whose mask is not known; {OTHERWISE}")
+        raise ModelError(f"{where}: its class is {quoted((architectures or [said])[0], 60)}, whose mask is not known; "
+                         f"{OTHERWISE}")
     if said in words.families:
         return words.families[said]
     if said and (child := next((family for family in words.families.values() if family.parent == said), None)):
@@ -109,7 +112,8 @@ def _stack(config: Mapping, where: str, family: Family) -> Derived:
     if not any(isinstance(config.get(name), list) for name in facts.names("heads")):
         facts.integer("heads")  # a file that says none is no model's with attention: said before what else is wrong
     if not _is_causal_model(config, family):
-        raise ModelError(f"{where}: a model of type {shown(family.name or 'that it does not say')} is not known here, and no architecture "
+        raise ModelError(f"{where}: a model of type {shown(family.name or 'that it does not say')} is not known here, and no "
+                         "architecture "
                          f"says that it is a causal language model; {OTHERWISE}")
     facts = Facts(where, config, _case(facts))
     words = layers_of(facts)
@@ -189,7 +193,8 @@ def _window(facts: Facts, causal: bool) -> tuple[int, int]:
     if causal:
         return width - 1, 0
     if facts.family.both_sides != "half":
-        raise facts.error(f"{next(n for n in facts.names(name) if facts.config.get(n))} is {width} without a causal mask; how far it "
+        raise facts.error(f"{next(n for n in facts.names(name) if facts.config.get(n))} is {width} without a causal mask; how "
+                          "far it "
                           f"reaches to either side in a model of type {shown(facts.family.name)} is not known; {OTHERWISE}")
     return width // 2, width // 2
 

@@ -66,7 +66,8 @@ class Facts:
         if found:
             return found[1]
         if default is None:
-            raise ModelError(f"{self.where} has none of {', '.join(self.names(thing))}, as a config.json of a model with attention "
+            raise ModelError(f"{self.where} has none of {', '.join(self.names(thing))}, as a config.json of a model with "
+                             "attention "
                              f"has; {OTHERWISE}")
         return default
 
@@ -135,6 +136,7 @@ class Facts:
 
 
 def _is_off(name: str, value: object) -> bool:
-    """Whether `value` says that what `name` stands for is not there. A switch that is off is no sign if off is what is special."""
+    """Whether `value` says that what `name` stands for is not there. A switch that is off is no sign if off is what is
+    special."""
     return value in (None, "", [], {}) or (
         value is False and name.startswith(("use_", "enable_", "add_", "has_", "with_")) and "causal" not in name)

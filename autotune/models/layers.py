@@ -52,7 +52,8 @@ def _exactly(facts: Facts, name: str, found: list, count: int, spare: int = 0) -
 def _named(facts: Facts, name: str, count: int) -> list[str]:
     """A list of names, one a layer."""
     names = facts.items(name, str, "a list of names such as full_attention, one a layer")
-    spare = facts.integer("num_nextn_predict_layers", 0, least=0) if facts.config.get("num_nextn_predict_layers") is not None else 0
+    predicting = facts.config.get("num_nextn_predict_layers") is not None
+    spare = facts.integer("num_nextn_predict_layers", 0, least=0) if predicting else 0
     return [_word(facts, name, kind) for kind in _exactly(facts, name, names, count, spare)]
 
 
@@ -69,7 +70,8 @@ def _cycled(facts: Facts, name: str, count: int) -> list[str]:
     if not 1 <= len(names) <= count:
         raise facts.error(f"{name} is of {len(names)} layers, but there are {count}; it must have 1 to {count} names")
     # What is called attention there has the model's window.
-    words = [SLIDING if word == FULL and facts.family.window_name else word for word in (_word(facts, name, kind) for kind in names)]
+    words = [SLIDING if word == FULL and facts.family.window_name else word
+             for word in (_word(facts, name, kind) for kind in names)]
     return [words[layer % len(words)] for layer in range(count)]
 
 
@@ -161,7 +163,8 @@ def _gpt_neo(facts: Facts, name: str, count: int) -> list[str]:
     """[[kinds, times], ...]: the kinds repeat so often."""
     found: list[str] = []
     for entry in facts.items(name, list, "a list of [kinds, times]"):
-        if len(entry) != 2 or not isinstance(entry[0], list) or type(entry[1]) is not int or not 0 <= entry[1] * len(entry[0]) <= count:
+        if len(entry) != 2 or not isinstance(entry[0], list) or type(entry[1]) is not int or \
+                not 0 <= entry[1] * len(entry[0]) <= count:
             raise facts.error(f"{name} has {shown(entry, 60)}; it must be a list of [kinds, times], {count} layers in all")
         found += [_word(facts, name, str(kind)) for kind in entry[0]] * entry[1]
     return _exactly(facts, name, found, count)
@@ -202,8 +205,9 @@ RULES: tuple[tuple[str, Callable[[Facts, str, int], list[str]]], ...] = (
     ("attention_types", _gpt_neo),
 )
 # Names that a model's class does not look at once another way has said it.
-OTHER_WAYS = (*(name for name, _ in RULES), "sliding_window_pattern", "_sliding_window_pattern", "attn_layer_offset", "max_window_layers",
-              "use_sliding_window", "global_attn_every_n_layers", "no_rope_layers", "no_rope_layer_interval", "attention_layers")
+OTHER_WAYS = (*(name for name, _ in RULES), "sliding_window_pattern", "_sliding_window_pattern", "attn_layer_offset",
+              "max_window_layers", "use_sliding_window", "global_attn_every_n_layers", "no_rope_layers", "no_rope_layer_interval",
+              "attention_layers")
 CHUNKED = ("attention_chunk_size",)
 
 
@@ -216,7 +220,8 @@ def _by_family(facts: Facts, count: int) -> list[str]:
     family = facts.family
     if family.listed:
         raise facts.error(f"it does not say which of its layers attend, as a model of type {shown(family.name)} must, by "
-                          f"{', '.join(name for name, _ in RULES[:3])} or a name of its own; any shape can be tuned with --problem TEXT")
+                          f"{', '.join(name for name, _ in RULES[:3])} or a name of its own; any shape can be tuned with "
+                          "--problem TEXT")
     if family.chunked:
         return _chunked(facts, count)
     if facts.config.get("use_sliding_window") is not None and not facts.flag("use_sliding_window"):
@@ -244,7 +249,8 @@ def _windows(facts: Facts, count: int, rule: str) -> list[str]:
         return _pattern(facts, facts.family.pattern, count)
     window = next(name for name in facts.names("window") if facts.config.get(name) is not None)
     raise facts.error(f"{window} is {quoted(facts.config[window], 40)}, but which layers of a model of type "
-                      f"{shown(facts.family.name)} it is for is not known; say it by layer_types, or name the problems with --problem TEXT")
+                      f"{shown(facts.family.name)} it is for is not known; say it by layer_types, or name the problems with "
+                      "--problem TEXT")
 
 
 def _chunked(facts: Facts, count: int) -> list[str]:

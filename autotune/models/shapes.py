@@ -40,7 +40,8 @@ def _one_by_one(facts: Facts, heads: list[Heads]) -> list[Heads]:
     heads = list(heads)
     for name, change in facts.mapping("per_layer_config").items():
         if not (name.isascii() and name.isdigit() and len(name) < 6 and int(name) < len(heads)) or not isinstance(change, dict):
-            raise facts.error(f"per_layer_config has {quoted(name, 40)}: {quoted(change, 40)}; it must be objects by the numbers of layers")
+            raise facts.error(f"per_layer_config has {quoted(name, 40)}: {quoted(change, 40)}; it must be objects by the numbers "
+                              "of layers")
         inner = Facts(f"{facts.where}: per_layer_config: {name}", change, Family(facts.family.name))
         one = heads[int(name)]
         heads[int(name)] = _changed(facts, one, inner.integer("heads", one.heads_q), inner.integer("heads_kv", one.heads_kv),
@@ -117,7 +118,8 @@ def _of_attn_config(facts: Facts, heads: int) -> int:
     facts.used.add("attn_config")
     kind = inner.get("attn_type")
     if kind not in (None, "multihead_attention", "multiquery_attention", "grouped_query_attention"):
-        raise inner.error(f"attn_type is {quoted(kind, 40)}; known are multihead_attention, multiquery_attention and grouped_query_attention")
+        raise inner.error(f"attn_type is {quoted(kind, 40)}; known are multihead_attention, multiquery_attention and "
+                          "grouped_query_attention")
     inner.used.update(facts.names("alibi"))
     heads_kv = inner.integer("heads_kv", 1 if kind == "multiquery_attention" else heads)
     if inner.config.get("sliding_window_size") == -1:
@@ -155,8 +157,8 @@ def _changed(facts: Facts, common: Heads, heads: int, heads_kv: int, head_dim: i
     if common.compressed and (heads, heads_kv, head_dim, value_dim) != (common.heads_q, common.heads_kv, None, None):
         raise facts.error("some of its layers have heads of their own, which is not understood of latent attention")
     same = common.head_dim_v == common.head_dim
-    return Heads(heads, heads_kv, head_dim or common.head_dim, value_dim or (head_dim if head_dim and same else common.head_dim_v),
-                 common.compressed)
+    head_dim_v = value_dim or (head_dim if head_dim and same else common.head_dim_v)
+    return Heads(heads, heads_kv, head_dim or common.head_dim, head_dim_v, common.compressed)
 
 
 def _of_block(facts: Facts, common: Heads, layer: int) -> Heads:
@@ -179,7 +181,10 @@ def _listed(facts: Facts, count: int) -> list[Heads]:
     """OpenELM and Deci have numbers of heads for each layer."""
     heads, heads_kv = (_one_a_layer(facts, thing, count) for thing in ("heads", "heads_kv"))
     facts.used.update(facts.names("hidden"))
-    dims = [facts.integer("head_dim")] * count if facts.has("head_dim") else [_divided(facts, facts.integer("hidden"), number) for number in heads]
+    if facts.has("head_dim"):
+        dims = [facts.integer("head_dim")] * count
+    else:
+        dims = [_divided(facts, facts.integer("hidden"), number) for number in heads]
     return [Heads(query, key, dim, dim) for query, key, dim in zip(heads, heads_kv or heads, dims)]
 
 

@@ -17,15 +17,16 @@ RIGHT = {name: entry for name, entry in ALL.items() if "refused" not in entry}
 
 # What may be left out, because the model's class then has a value of its own: key heads (one for each query head, or as the class
 # has it), head dim (hidden / heads), what Falcon and others say by a switch, sizes that a class gives all of, lengths and dtype.
-OPTIONAL = {"num_key_value_heads", "head_dim", "kv_channels", "n_head_kv", "num_kv_heads", "kv_n_heads", "num_attention_groups", "v_head_dim",
-            "multi_query", "multi_query_attention", "new_decoder_architecture", "alibi", "attention_head_dim", "swa_num_attention_heads",
-            "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim", "num_global_key_value_heads", "global_head_dim",
-            "attention_other_setting", "sliding_window", "sliding_window_pattern", "add_swa_attention_sink_bias", "attention_window_size",
-            "window_size", "local_attention", "max_attn_value", "attn_config", "use_sliding_window", "is_causal",
-            "use_bidirectional_attention", "layer_types", "full_attention_interval", "cross_attention_layers", "block_types",
-            "attn_layer_period", "attn_layer_offset", "dense_attention_every_n_layers", "global_attn_every_n_layers", "text_config",
-            "vision_config", "model_type", "patch_size", "image_size", "max_source_positions", "max_target_positions", "use_mla",
-            "full_attn_idxs", "attn_logit_softcapping", "attention_chunk_size", "no_rope_layers"}
+OPTIONAL = {"num_key_value_heads", "head_dim", "kv_channels", "n_head_kv", "num_kv_heads", "kv_n_heads", "num_attention_groups",
+            "v_head_dim", "multi_query", "multi_query_attention", "new_decoder_architecture", "alibi", "attention_head_dim",
+            "swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim", "num_global_key_value_heads",
+            "global_head_dim", "attention_other_setting", "sliding_window", "sliding_window_pattern",
+            "add_swa_attention_sink_bias", "attention_window_size", "window_size", "local_attention", "max_attn_value",
+            "attn_config", "use_sliding_window", "is_causal", "use_bidirectional_attention", "layer_types",
+            "full_attention_interval", "cross_attention_layers", "block_types", "attn_layer_period", "attn_layer_offset",
+            "dense_attention_every_n_layers", "global_attn_every_n_layers", "text_config", "vision_config", "model_type",
+            "patch_size", "image_size", "max_source_positions", "max_target_positions", "use_mla", "full_attn_idxs",
+            "attn_logit_softcapping", "attention_chunk_size", "no_rope_layers"}
 
 
 def test_there_are_enough_of_them_and_the_file_is_small():
@@ -42,18 +43,21 @@ def test_each_is_read_right_or_refused(name):
 
 # Rows of the public reports, and of which model they tell.
 REPORTS = {
-    "M1": ["google/gemma-4-31b-it"], "M2": ["tiiuae/falcon-7b"], "M3": ["XiaomiMiMo/MiMo-V2-Flash"], "M4": ["databricks/dbrx-base"],
-    "M5": ["nvidia/Llama-3_3-Nemotron-Super-49B-v1"], "M6": ["google-t5/t5-11b", "google/flan-t5-small"],
-    "M7": ["google-bert/bert-base-uncased", "google/vit-base-patch16-224", "google/siglip-base-patch16-224", "answerdotai/ModernBERT-base",
+    "M1": ["google/gemma-4-31b-it"], "M2": ["tiiuae/falcon-7b"], "M3": ["XiaomiMiMo/MiMo-V2-Flash"],
+    "M4": ["databricks/dbrx-base"], "M5": ["nvidia/Llama-3_3-Nemotron-Super-49B-v1"],
+    "M6": ["google-t5/t5-11b", "google/flan-t5-small"], "M7": ["google-bert/bert-base-uncased", "google/vit-base-patch16-224",
+                                                               "google/siglip-base-patch16-224", "answerdotai/ModernBERT-base",
            "google/embeddinggemma-300m"],
     "M8": ["meta-llama/Llama-4-Scout-17B-16E"], "M9": ["meta-llama/Llama-3.2-11B-Vision"],
     "M10": ["hpcai-tech/grok-1", "baichuan-inc/Baichuan2-13B-Chat", "google/recurrentgemma-2b", "EleutherAI/gpt-neo-1.3B",
             "microsoft/Phi-3-small-8k-instruct"],
-    "M11": ["Qwen/Qwen3-Next-80B-A3B-Instruct", "ai21labs/AI21-Jamba-1.5-Mini", "nvidia/Nemotron-H-8B-Base-8K", "MiniMaxAI/MiniMax-Text-01",
-            "moonshotai/Kimi-Linear-48B-A3B-Instruct", "ibm-ai-platform/Bamba-9B-v2"],
-    "M12": ["deepseek-ai/DeepSeek-OCR"], "M13": ["openbmb/MiniCPM3-4B", "LGAI-EXAONE/EXAONE-4.0-32B", "bigscience/bloom-560m", "Qwen/Qwen2.5-Omni-7B"],
-    "M15": ["meta-llama/Llama-3.1-70B", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-235B-A22B", "mistralai/Mixtral-8x7B-v0.1", "google/gemma-3-1b-it",
-            "google/gemma-3n-E4B-it", "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V2-Lite", "moonshotai/Kimi-K2-Instruct", "zai-org/GLM-4.5"],
+    "M11": ["Qwen/Qwen3-Next-80B-A3B-Instruct", "ai21labs/AI21-Jamba-1.5-Mini", "nvidia/Nemotron-H-8B-Base-8K",
+            "MiniMaxAI/MiniMax-Text-01", "moonshotai/Kimi-Linear-48B-A3B-Instruct", "ibm-ai-platform/Bamba-9B-v2"],
+    "M12": ["deepseek-ai/DeepSeek-OCR"], "M13": ["openbmb/MiniCPM3-4B", "LGAI-EXAONE/EXAONE-4.0-32B", "bigscience/bloom-560m",
+                                                 "Qwen/Qwen2.5-Omni-7B"],
+    "M15": ["meta-llama/Llama-3.1-70B", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-235B-A22B", "mistralai/Mixtral-8x7B-v0.1",
+            "google/gemma-3-1b-it", "google/gemma-3n-E4B-it", "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V2-Lite",
+            "moonshotai/Kimi-K2-Instruct", "zai-org/GLM-4.5"],
 }
 
 
@@ -129,7 +133,8 @@ def test_a_renamed_field_is_never_passed_over(name):
             assert not differing, (path, differing)
 
 
-HOSTILE = (None, True, -1, 0, 10**30, 1e308, float("inf"), float("nan"), "", "x\x1b[31m", [], [None], [[]], {}, {"a": None}, [1] * 5000)
+HOSTILE = (None, True, -1, 0, 10**30, 1e308, float("inf"), float("nan"), "", "x\x1b[31m", [], [None], [[]], {}, {"a": None},
+           [1] * 5000)
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=lambda value: repr(value)[:20])
@@ -137,9 +142,10 @@ def test_whatever_a_field_holds_the_answer_is_a_reading_or_a_sentence(value):
     def put(inner, key):
         inner[key] = value
 
-    for name in ("google/gemma-4-31b-it", "XiaomiMiMo/MiMo-V2-Flash", "moonshotai/Kimi-Linear-48B-A3B-Instruct", "stepfun-ai/Step-3.5-Flash",
-                 "nvidia/Llama-3_3-Nemotron-Super-49B-v1", "databricks/dbrx-base", "EleutherAI/gpt-neo-1.3B", "openai/whisper-large-v3",
-                 "openai/clip-vit-large-patch14", "meta-llama/Llama-4-Scout-17B-16E", "deepseek-ai/DeepSeek-V3"):
+    for name in ("google/gemma-4-31b-it", "XiaomiMiMo/MiMo-V2-Flash", "moonshotai/Kimi-Linear-48B-A3B-Instruct",
+                 "stepfun-ai/Step-3.5-Flash", "nvidia/Llama-3_3-Nemotron-Super-49B-v1", "databricks/dbrx-base",
+                 "EleutherAI/gpt-neo-1.3B", "openai/whisper-large-v3", "openai/clip-vit-large-patch14",
+                 "meta-llama/Llama-4-Scout-17B-16E", "deepseek-ai/DeepSeek-V3"):
         for path, derived in readings(RIGHT[name], put):
             assert derived is None or derived.kinds and all(kind.layers >= 1 for kind in derived.kinds)
         try:
@@ -152,7 +158,8 @@ def test_whatever_a_field_holds_the_answer_is_a_reading_or_a_sentence(value):
     ("attention_span", 4096), ("use_block_sparse", True), ("windowed_layers", [1, 2]), ("swa_layers", [0]), ("kv_share_every", 2),
     ("bidirectional_prefix", True), ("causal_mode", "none"), ("softcap_value", 30.0), ("alibi_slopes", [1.0]), ("sink_tokens", 4),
     ("sparse_topk", 2048), ("chunked_prefill_mask", 1), ("layer_pattern", "LLG"), ("global_every", 6), ("cross_layers", [3]),
-    ("per_layer_heads", [8] * 32), ("retrieval_heads", 2), ("relative_bias", True), ("extra", {"num_heads": 3}), ("landmark_every", 63),
+    ("per_layer_heads", [8] * 32), ("retrieval_heads", 2), ("relative_bias", True), ("extra", {"num_heads": 3}),
+    ("landmark_every", 63),
 ])
 def test_a_field_of_tomorrow_is_refused_by_name(field, value):
     llama = ALL["meta-llama/Meta-Llama-3-8B"]["config"]
@@ -163,7 +170,8 @@ def test_a_field_of_tomorrow_is_refused_by_name(field, value):
 
 @pytest.mark.parametrize("change, words", [
     ({"layer_types": ["full_attention"] * 18}, "layer_types is of 18 layers, but there are 32"),  # M14
-    ({"layer_types": ["full_attention"] * 31 + ["hyper\x1b[31m_attention"]}, r"has a layer of kind 'hyper\\x1b\[31m_attention'; known are"),  # F20
+    ({"layer_types": ["full_attention"] * 31 + ["hyper\x1b[31m_attention"]}, r"has a layer of kind 'hyper\\x1b\[31m_attention'; "
+     r"known are"),  # F20
     ({"num_key_value_heads": 5}, "must be a multiple"),
     ({"hidden_size": 4097}, "4097 hidden channels are no multiple of 32 heads"),
     ({"model_type": "zebra", "architectures": ["ZebraModel"]}, "type zebra is not known here"),
@@ -184,7 +192,8 @@ def test_a_logit_cap_of_400_digits_is_a_sentence(tmp_path):  # F22
     from autotune.models.hf import read_config
 
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(ALL["google/gemma-2-9b"]["config"]).replace('"attn_logit_softcapping": 50.0', '"attn_logit_softcapping": 1' + "0" * 400))
+    path.write_text(json.dumps(ALL["google/gemma-2-9b"]["config"]).replace('"attn_logit_softcapping": 50.0',
+                                                                           '"attn_logit_softcapping": 1' + "0" * 400))
     with pytest.raises(ModelError, match="config.json"):
         read_config(path)
 

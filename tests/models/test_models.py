@@ -90,7 +90,8 @@ def test_a_kind_of_layer_may_have_heads_of_its_own_and_no_causal_mask():
     kinds = {"global": {"layers": 1, "heads_kv": 4, "head_dim": 128, "prefill": [256]},
              "both": {"layers": 3, "causal": False, "left": 31, "right": 31, "prefill": [256]}}
     model = read_model("m", {**ENTRY, "attention": kinds})
-    assert [p.text for p in model.problems] == ["forward-bf16-b1-h8x4-q256-k256-d128-causal", "forward-bf16-b1-h8x2-q256-k256-d64-left31-right31"]
+    assert [p.text for p in model.problems] == ["forward-bf16-b1-h8x4-q256-k256-d128-causal",
+                                                "forward-bf16-b1-h8x2-q256-k256-d64-left31-right31"]
     assert {p.head_dim for p in model.decode_problems} == {128}  # what is not causal decodes nothing
 
 
