@@ -79,8 +79,8 @@ def call(problem: Problem, inputs: Inputs, **options) -> tuple:
     if problem.packed:
         q, options["cu_seqlens_q"] = q[0], layout.device_starts("query")
     out, lse = autotune.attention_with_kvcache(
-        q, inputs.k, inputs.v, cache_seqlens=layout.device_lengths(), page_table=layout.table, causal=problem.causal,
-        window=(problem.window_left, problem.window_right), softcap=problem.softcap, sinks=inputs.sinks,
+        q, inputs.k, inputs.v, cache_seqlens=layout.device_lengths(), page_table=layout.table, **problem.bounds.arguments,
+        softcap=problem.softcap, sinks=inputs.sinks,
         alibi_slopes=inputs.alibi_slopes, k_scale=inputs.k_scales, v_scale=inputs.v_scales, return_lse=True, check=True,
         **options)
     return (out[None], lse[None]) if problem.packed else (out, lse)

@@ -21,7 +21,7 @@ def torch_fixture():
 
 
 def call(problem, inputs, **keywords):
-    return autotune.attention(inputs.q, inputs.k, inputs.v, window=(problem.window_left, problem.window_right),
+    return autotune.attention(inputs.q, inputs.k, inputs.v, **problem.bounds.arguments,
                               scale=inputs.scale, softcap=problem.softcap, sinks=inputs.sinks, alibi_slopes=inputs.alibi_slopes,
                               **keywords)
 

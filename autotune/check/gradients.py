@@ -100,7 +100,7 @@ def _forward(inputs: Inputs, shape, lse_shape):
 
 def _launched(inputs: Inputs):
     problem = inputs.problem
-    options = dict(window=(problem.window_left, problem.window_right), softcap=problem.softcap, sinks=inputs.sinks,
+    options = dict(**problem.bounds.arguments, softcap=problem.softcap, sinks=inputs.sinks,
                    alibi_slopes=inputs.alibi_slopes, return_lse=True)
     if not problem.packed:
         return attention(inputs.q, inputs.k, inputs.v, **options)

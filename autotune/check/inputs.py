@@ -119,11 +119,7 @@ def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np, sequences: Se
 def visible_range(problem: Problem, rows, length=None, queries=None):
     """(first, end): row i sees the keys first[i] <= j < end[i]. `rows` is an int64 array of numpy or cupy; `length` and
     `queries`, of shapes that go with it, are how many keys and queries there are if not seqlen_k and seqlen_q."""
-    length = problem.seqlen_k if length is None else length
-    aligned = rows + (length - (problem.seqlen_q if queries is None else queries))
-    first = aligned * 0 if problem.window_left is None else (aligned - problem.window_left).clip(0, length)
-    end = aligned * 0 + length if problem.window_right is None else (aligned + problem.window_right + 1).clip(0, length)
-    return first, end
+    return problem.bounds.visible(rows, problem.seqlen_q if queries is None else queries, problem.seqlen_k if length is None else length)
 
 
 class _Generator:

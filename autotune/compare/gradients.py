@@ -89,7 +89,7 @@ def _ours(problem: Problem, bench: Bench, run) -> Backward:
     given = bench.sets[0].inputs
     sinks, slopes = (array if array is None else run._as_torch(array, "fp32") for array in (given.inputs.sinks, given.inputs.alibi_slopes))
     sinks = sinks if sinks is None else sinks.requires_grad_()
-    options = dict(causal=problem.causal, window=(problem.window_left, problem.window_right), softcap=problem.softcap, sinks=sinks,
+    options = dict(**problem.bounds.arguments, softcap=problem.softcap, sinks=sinks,
                    alibi_slopes=slopes)
     places = run._places(given.inputs)
     if problem.kv == "varlen":

@@ -51,6 +51,8 @@ def _lacks(problem: Problem, *features: str) -> str | None:
         return f"it has no {problem.dtype}"
     if problem.kv != "dense":
         return f"it is called with dense keys here, not {problem.kv} ones"
+    if problem.mask not in ("full", "causal", "window"):  # those that a peer may be told; another it would take for one of them
+        return f"it has no {problem.mask} mask"
     if problem.kv_dtype != problem.dtype:
         return f"it has no {problem.kv_dtype} cache under {problem.dtype} queries"
     return next((f"it has no {feature}" for feature in features if getattr(problem, feature)), None)

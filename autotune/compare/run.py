@@ -240,7 +240,7 @@ def _ours(problem: Problem, inputs: Inputs) -> Callable:
     sinks, slopes, k_scale, v_scale = (
         array if torch is None or array is None else _as_torch(array, "fp32")
         for array in (inputs.sinks, inputs.alibi_slopes, inputs.k_scales, inputs.v_scales))
-    options = dict(causal=problem.causal, window=(problem.window_left, problem.window_right), softcap=problem.softcap,
+    options = dict(**problem.bounds.arguments, softcap=problem.softcap,
                    sinks=sinks, alibi_slopes=slopes)
     options |= _places(inputs)
     if problem.kv == "varlen":

@@ -13,15 +13,13 @@ from operator import attrgetter
 from typing import Iterable
 
 from . import sequences
+from .masks import MAX_LENGTH, Bounds
 from .text import DTYPES, EXAMPLE, OPS, ProblemError, fields_of
 from .reading import quoted
 from .sequences import bucket_batch, bucket_length
 
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1}
 KV_SOURCES = ("dense", "varlen", "paged")
-MASKS = ("full", "causal", "window")
-
-MAX_LENGTH = 2**30  # indices of keys, and their sums with a window's bounds, are 32-bit on the device
 
 
 @dataclass(frozen=True)
@@ -116,11 +114,14 @@ class Problem:
                 object.__setattr__(self, name, fallback)
         _validate(self)
 
+    @cached_property
+    def bounds(self) -> Bounds:
+        """Which keys a query sees."""
+        return Bounds(*_BOUNDS(self))
+
     @property
     def mask(self) -> str:
-        if self.window_left is None and self.window_right is None:
-            return "full"
-        return "causal" if self.window_left is None and self.window_right == 0 else "window"
+        return self.bounds.kind
 
     @property
     def causal(self) -> bool:
@@ -138,7 +139,7 @@ class Problem:
 
     @cached_property
     def unsized(self) -> tuple:
-        """Every field but `SIZES`: batch, lengths and window."""
+        """Every field but `SIZES`: batch, lengths and what the mask hides."""
         return _UNSIZED(self)
 
     @cached_property
@@ -150,12 +151,7 @@ class Problem:
     def text(self) -> str:
         tokens = [self.op, self.dtype, f"b{self.batch}", f"h{self.heads_q}x{self.heads_kv}", f"q{self.seqlen_q}",
                   f"k{self.seqlen_k}", _head_dim_token(self.head_dim, self.head_dim_v)]
-        if self.window_right == 0:
-            tokens.append("causal")
-        if self.window_left is not None:
-            tokens.append(f"left{self.window_left}")
-        if self.window_right:
-            tokens.append(f"right{self.window_right}")
+        tokens += self.bounds.tokens
         if self.softcap:
             tokens.append(f"softcap{float(self.softcap)!r}".removesuffix(".0"))
         tokens += [name for name in ("alibi", "sinks") if getattr(self, name)]
@@ -184,26 +180,28 @@ class Problem:
     def simplified(self) -> Problem:
         """The same problem with bounds that hide nothing dropped, so that it can use a cheaper kernel.
 
-        The last query sees keys up to ``seqlen_k - 1 + right`` and the first one from ``seqlen_k - seqlen_q - left``.
-        Where lengths stand on the device, seqlen_k is a guess, and only the right bound can be judged.
+        Where lengths stand on the device, seqlen_k is a guess, and is not asked; of packed sequences seqlen_q is one, too.
         """
-        if self.kv != "dense" and self.op != "decode":
-            return self
-        left, right = self.window_left, self.window_right
-        if left is not None and left >= self.seqlen_k - 1 and self.op != "decode":
-            left = None
-        if right is not None and right >= self.seqlen_q - 1:
-            right = None
-        if (left, right) == (self.window_left, self.window_right):
-            return self
-        return replace(self, window_left=left, window_right=right)
+        bounds = self.needed_bounds
+        return self if bounds == self.bounds else replace(self, **bounds._asdict())
+
+    @cached_property
+    def needed_bounds(self) -> Bounds:
+        """`bounds` without those that hide nothing."""
+        if self.op == "decode":
+            return self.bounds.simplified(self.seqlen_q, None)
+        return self.bounds.simplified(self.seqlen_q, self.seqlen_k) if self.kv == "dense" else self.bounds
+
+    @cached_property
+    def bucket_bounds(self) -> Bounds:
+        """Those of `simplified().bucketed()`."""
+        return self.needed_bounds.bucketed()
 
     def bucketed(self) -> Problem:
         """The representative of this problem's bucket: lengths rounded up to 8 steps an octave, batch to a power of 2."""
-        sizes = (bucket_batch(self.batch), bucket_length(self.seqlen_q), bucket_length(self.seqlen_k))
-        if sizes == (self.batch, self.seqlen_q, self.seqlen_k):
-            return self
-        return replace(self, batch=sizes[0], seqlen_q=sizes[1], seqlen_k=sizes[2])
+        bucket = dict(batch=bucket_batch(self.batch), seqlen_q=bucket_length(self.seqlen_q), seqlen_k=bucket_length(self.seqlen_k),
+                      **self.bounds.bucketed()._asdict())
+        return self if all(getattr(self, name) == value for name, value in bucket.items()) else replace(self, **bucket)
 
     @cached_property
     def sequences(self) -> tuple[tuple[int, int], ...]:
@@ -216,7 +214,7 @@ class Problem:
     @cached_property
     def visible_pairs(self) -> int:
         """(query, key) pairs that the mask lets through, per head, in a sequence of seqlen_q queries and seqlen_k keys."""
-        return sequences.visible_pairs(self.seqlen_q, self.seqlen_k, self.window_left, self.window_right)
+        return self.bounds.visible_pairs(self.seqlen_q, self.seqlen_k)
 
     @property
     def flops(self) -> int:
@@ -226,7 +224,7 @@ class Problem:
 
     def flops_of(self, lengths: Iterable[tuple[int, int]]) -> int:
         """The same for sequences of these (queries, keys)."""
-        pairs = (sequences.visible_pairs(*each, self.window_left, self.window_right) for each in lengths)
+        pairs = (self.bounds.visible_pairs(*each) for each in lengths)
         columns = 3 * self.head_dim + 2 * self.head_dim_v if self.op == "backward" else self.head_dim + self.head_dim_v
         return 2 * self.heads_q * sum(pairs) * columns
 
@@ -247,11 +245,11 @@ class Problem:
         key = self.heads_kv * (self.head_dim + self.head_dim_v) * DTYPE_BYTES[self.kv_dtype]
         if self.op == "backward":
             query, key = 2 * query + self.heads_q * 4, 2 * key
-        return sum(queries * query + key * sequences.visible_keys(queries, keys, self.window_left, self.window_right)
-                   for queries, keys in lengths)
+        return sum(queries * query + key * self.bounds.visible_keys(queries, keys) for queries, keys in lengths)
 
 
-SIZES = ("batch", "seqlen_q", "seqlen_k", "window_left", "window_right")
+SIZES = ("batch", "seqlen_q", "seqlen_k", *Bounds._fields)
+_BOUNDS = attrgetter(*Bounds._fields)
 _UNSIZED = attrgetter(*(field.name for field in fields(Problem) if field.name not in SIZES))  # a new field counts at once
 
 
@@ -290,10 +288,8 @@ def _validate(p: Problem) -> None:
         require(getattr(p, name) >= 1, f"{name} is {getattr(p, name)}; it must be at least 1")
     require(p.heads_q % p.heads_kv == 0,
             f"heads_q is {p.heads_q} and heads_kv is {p.heads_kv}; heads_q must be a multiple of heads_kv")
-    for name in ("window_left", "window_right"):
-        value = getattr(p, name)
-        require(value is None or type(value) is int and 0 <= value <= MAX_LENGTH,
-                f"{name} is {value!r}; it must be None (unbounded) or an int from 0 to {MAX_LENGTH}")
+    if wrong := p.bounds.wrong():
+        raise ProblemError(wrong)
     require(isinstance(p.softcap, (int, float)) and (p.softcap == 0 or 1e-3 <= p.softcap <= 1e6),
             f"softcap is {p.softcap!r}; it must be 0 (off) or a number from 0.001 to 1000000")
     require((p.kv == "paged") == (p.page_size > 0),

@@ -1,4 +1,4 @@
-"""Lengths of sequences: their buckets, how packed ones are spread, and what a mask lets through of them."""
+"""Lengths of sequences: their buckets, and how packed ones are spread."""
 
 from __future__ import annotations
 
@@ -37,28 +37,3 @@ def typical(batch: int, seqlen_q: int, seqlen_k: int) -> tuple[tuple[int, int], 
     sequences, so many that stand for all. Both lengths of a sequence are the same share of the largest."""
     count = min(batch, QUANTILES)
     return tuple(zip(spread(count, seqlen_q), spread(count, seqlen_k)))
-
-
-def visible_pairs(queries: int, keys: int, left: int | None, right: int | None) -> int:
-    """(query, key) pairs that a window lets through; the last query stands at the last key."""
-    offset = keys - queries
-    before_end = queries * keys if right is None else _prefix_clamped(queries, keys, offset + 1 + right)
-    before_begin = 0 if left is None else _prefix_clamped(queries, keys, offset - left)
-    return before_end - before_begin
-
-
-def visible_keys(queries: int, keys: int, left: int | None, right: int | None) -> int:
-    """Keys that at least one query sees."""
-    if queries == 0:
-        return 0
-    begin = 0 if left is None else max(0, keys - queries - left)
-    end = keys if right is None else min(keys, keys + right)
-    return max(0, end - begin)
-
-
-def _prefix_clamped(rows: int, limit: int, start: int) -> int:
-    """sum over i in [0, rows) of clamp(start + i, 0, limit), in closed form."""
-    low = min(max(0, -start), rows)  # rows before this one contribute 0
-    high = min(max(low, limit - start), rows)  # rows from this one on contribute `limit`
-    ramp = high - low
-    return ramp * (start + low) + ramp * (ramp - 1) // 2 + (rows - high) * limit

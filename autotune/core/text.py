@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from .masks import COUNTED
+
 OPS = ("forward", "decode", "backward")
 DTYPES = ("bf16", "fp16", "fp32")  # of queries and outputs; keys and values in a cache may also be e4m3
 EXAMPLE = "forward-bf16-b1-h32x8-q8192-k8192-d128-causal"
@@ -40,13 +42,13 @@ def _bounded_int(digits: str) -> int:
     return int(digits.lstrip("0")[:12] or 0)  # longer numbers are out of every range anyway; keep int() cheap
 
 
-_FEATURES = "causal, leftN, rightN, softcapX, alibi, sinks, varlen, pageN, packed, deterministic, kvDTYPE, outDTYPE"
+_FEATURES = f"causal, {', '.join(f'{token}N' for token in COUNTED)}, softcapX, alibi, sinks, varlen, pageN, packed, deterministic, kvDTYPE, outDTYPE"
 _FLAGS = {"causal": {"window_right": 0}, "alibi": {"alibi": True}, "sinks": {"sinks": True}, "varlen": {"kv": "varlen"},
           "packed": {"packed_queries": True}, "deterministic": {"deterministic": True}}
 
 
 def _parse_feature(text: str, token: str, fields: dict) -> None:
-    match = re.fullmatch(rf"({'|'.join(_FLAGS)})|(left|right|page)(\d+)|(softcap)(\d+(?:\.\d+)?)|(kv|out)([a-z]+\d\w*)", token,
+    match = re.fullmatch(rf"({'|'.join(_FLAGS)})|({'|'.join(COUNTED)}|page)(\d+)|(softcap)(\d+(?:\.\d+)?)|(kv|out)([a-z]+\d\w*)", token,
                          re.ASCII)
     if not match:
         raise ProblemError(f"problem {text!r}: unknown feature {token!r}; allowed are {_FEATURES}")
@@ -56,7 +58,7 @@ def _parse_feature(text: str, token: str, fields: dict) -> None:
     elif counted == "page":
         update = {"kv": "paged", "page_size": _bounded_int(count)}
     elif counted:
-        update = {f"window_{counted}": _bounded_int(count)}
+        update = {COUNTED[counted]: _bounded_int(count)}
     elif softcap:
         update = {"softcap": float(value)}
     else:

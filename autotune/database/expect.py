@@ -150,11 +150,10 @@ def _features(problem: Problem, gpu: Gpu) -> tuple[float, ...]:
 
     keys = problem.visible_pairs / max(problem.seqlen_q, 1)
     sets = problem.batch * problem.heads_kv
-    windows = tuple(0.0 if width is None else log2(width + 1) / 4 for width in (problem.window_left, problem.window_right))
     page = log2(problem.page_size) / 4 if problem.page_size else 0.0
     if problem.op == "decode":
-        return (log2(sets) / 1.5, log2(keys) / 1.5, log2(problem.group * problem.seqlen_q) / 3, *windows, page,
+        return (log2(sets) / 1.5, log2(keys) / 1.5, log2(problem.group * problem.seqlen_q) / 3, *problem.bounds.features, page,
                 min(log2(sets * keys), 24) / 3)
     rows = sets * problem.group * problem.seqlen_q
-    return (log2(min(rows, gpu.sms * 64 * 32)) / 2, log2(problem.seqlen_q) / 2, log2(keys) / 2, log2(problem.group) / 2, *windows,
-            page)
+    return (log2(min(rows, gpu.sms * 64 * 32)) / 2, log2(problem.seqlen_q) / 2, log2(keys) / 2, log2(problem.group) / 2,
+            *problem.bounds.features, page)

@@ -165,14 +165,9 @@ def lookup(problem: Problem | str, gpu: Gpu | str | None = None) -> Match:
         gpu = detect()
     table = _TABLES.get(id(gpu))
     try:
-        left, right, length_q, length_k = problem.window_left, problem.window_right, problem.seqlen_q, problem.seqlen_k
+        bounds, length_q, length_k = problem.bucket_bounds, problem.seqlen_q, problem.seqlen_k
     except AttributeError:
         return lookup(Problem.parse(problem), gpu)
-    if problem.kv == "dense":  # Problem.simplified
-        if left is not None and left >= length_k - 1 and problem.op != "decode":
-            left = None
-        if right is not None and right >= length_q - 1:
-            right = None
     batch = problem.batch
     if batch > 1:  # Problem.bucketed; written out because a call costs as much as the arithmetic
         batch = 1 << (batch - 1).bit_length()
@@ -182,7 +177,7 @@ def lookup(problem: Problem | str, gpu: Gpu | str | None = None) -> Match:
     if length_k > 16:
         shift = (length_k - 1).bit_length() - 4
         length_k = ((length_k - 1 >> shift) + 1) << shift
-    key = problem.unsized, left, right, batch, length_q, length_k
+    key = problem.unsized, bounds, batch, length_q, length_k
     try:
         return table.matches[key]
     except (AttributeError, KeyError):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from ..core.masks import KINDS
+from ..core.problem import Static
+
 UNBOUNDED = 2**30 - 2**16  # a window side that hides nothing
 LOG2E = 1.4426950408889634
 MAX_FLOAT = 3.4e38  # what a float of Params can hold
@@ -30,6 +33,11 @@ class Field:
     @property
     def code(self) -> str:
         return FIELD_CODES["pointer" if self.type.endswith("*") else self.type]
+
+
+def mask_fields(static: Static) -> tuple[Field, ...]:
+    """The numbers of a mask that may differ from call to call."""
+    return tuple(Field("int", name, doc, of=f"bounds.{name}") for name, doc in KINDS[static.mask].items())
 
 
 def params_format(fields: tuple[Field, ...]) -> str:

@@ -10,15 +10,14 @@ import math
 from dataclasses import replace
 from typing import Iterable, Sequence
 
+from ..core.masks import TYPICAL, Bounds
 from ..core.problem import Problem, Static
-from ..core.sequences import visible_pairs
 
 COUNT = 40  # problems of a static part
 MOST_FLOPS = 1.5e12  # 2 to 3 ms of an H200: more is more of the same
 MOST_BYTES = 2e9
 SPLITS = (1, 2, 4, 8)  # GPUs that share a model's heads
 HEADS = ((32, 8), (16, 16), (32, 32), (64, 8), (28, 4), (40, 8), (8, 1))  # beside those of models with these head dims
-WINDOWS = (127, 511, 1023, 4095)
 PAGES = (16, 64, 16, 256, 128, 1)
 PRIMES = (2, 3, 5, 7, 11, 13)
 
@@ -28,10 +27,10 @@ def grid(static: Static, like: Iterable[Problem], count: int = COUNT) -> list[Pr
     whose heads and windows are typical."""
     like = [problem for problem in like if (problem.head_dim, problem.head_dim_v) == (static.head_dim, static.head_dim_v)]
     heads = sorted({*HEADS, *(pair for problem in like for pair in split_heads(problem.heads_q, problem.heads_kv))})
-    windows = sorted({problem.window_left for problem in like if problem.window_left}) or list(WINDOWS)
+    bounds = sorted({Bounds(problem.window_left, 0) for problem in like if problem.window_left and static.mask == "window"})
     found: dict[Problem, None] = {}
     for n in range(1, 40 * count):
-        problem = _drawn(static, heads, windows, [_halton(n, prime) for prime in PRIMES])
+        problem = _drawn(static, heads, bounds or TYPICAL[static.mask], [_halton(n, prime) for prime in PRIMES])
         if problem is not None and problem.simplified().static == static:
             found[problem.simplified()] = None
         if len(found) == count:
@@ -50,14 +49,12 @@ def split_heads(heads_q: int, heads_kv: int) -> list[tuple[int, int]]:
     return shares
 
 
-def _drawn(static: Static, heads: Sequence[tuple[int, int]], windows: Sequence[int], u: Sequence[float]) -> Problem | None:
+def _drawn(static: Static, heads: Sequence[tuple[int, int]], bounds: Sequence[Bounds], u: Sequence[float]) -> Problem | None:
     heads_q, heads_kv = heads[int(u[3] * len(heads))]
     fields = dict(op=static.op, dtype=static.dtype, kv_dtype=static.kv_dtype, out_dtype=static.out_dtype, head_dim=static.head_dim,
                   head_dim_v=static.head_dim_v, heads_q=heads_q, heads_kv=heads_kv, softcap=50.0 if static.softcap else 0.0,
                   alibi=static.alibi, kv=static.kv, page_size=PAGES[int(u[4] * len(PAGES))] if static.kv == "paged" else 0,
-                  window_right=None if static.mask == "full" else 0)
-    if static.mask == "window":
-        fields.update(window_left=windows[int(u[5] * len(windows))], sinks=static.head_dim == 64)
+                  sinks=static.mask == "window" and static.head_dim == 64, **bounds[int(u[5] * len(bounds))]._asdict())
     if static.op == "decode":
         return _step(static, fields, u)
     if static.kv == "paged":
@@ -67,8 +64,9 @@ def _drawn(static: Static, heads: Sequence[tuple[int, int]], windows: Sequence[i
 
 def _step(static: Static, fields: dict, u: Sequence[float]) -> Problem:
     batch = _log_between(1, 320, u[0])
-    queries = 1 if static.mask != "causal" else 2 + int(u[2] * 7)
-    key_bytes = Problem(**fields, batch=1, seqlen_q=1, seqlen_k=16384).cache_bytes / min(16384, fields.get("window_left") or 16384)
+    one = Problem(**fields, batch=1, seqlen_q=1, seqlen_k=16384)
+    queries = 1 if one.simplified().mask == static.mask else 2 + int(u[2] * 7)
+    key_bytes = one.cache_bytes / min(16384, one.window_left or 16384)
     most = min(131072.0, MOST_BYTES / (batch * key_bytes)) if static.mask != "window" else 65536.0
     return Problem(**fields, batch=batch, seqlen_q=queries, seqlen_k=_log_between(128, max(512, most), u[1]))
 
@@ -80,10 +78,10 @@ def _prompt(static: Static, fields: dict, u: Sequence[float]) -> Problem | None:
     batch = max(2 if packed else 1, round(tokens / queries))
     chunk = u[2] > (0.6 if static.kv != "paged" else 0.2)
     keys = min(131072, round(queries * 2 ** (4 * u[5]))) if chunk else queries
-    left = fields.get("window_left")
+    left = fields["window_left"]
     if left is not None and left >= keys - 1:
         keys = min(131072, 2 * left + queries)
-    pairs = visible_pairs(queries, keys, left, fields["window_right"])
+    pairs = Problem(**fields, seqlen_q=queries, seqlen_k=keys).visible_pairs
     flops = 2 * fields["heads_q"] * pairs * (static.head_dim + static.head_dim_v) * batch * (0.5 if packed else 1)
     if flops > MOST_FLOPS:
         batch = max(2 if packed else 1, int(batch * MOST_FLOPS / flops))

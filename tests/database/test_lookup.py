@@ -284,7 +284,7 @@ def test_the_warm_key_is_the_bucket(problem):
     bucket = match.problem
     assert bucket == problem.simplified().bucketed() and lookup(problem, H200) is match
     (_, *key), = module._TABLES[id(H200)].matches
-    assert key == [bucket.window_left, bucket.window_right, bucket.batch, bucket.seqlen_q, bucket.seqlen_k]
+    assert key == [bucket.bounds, bucket.batch, bucket.seqlen_q, bucket.seqlen_k]
     assert str(bucket) in match.why
 
 

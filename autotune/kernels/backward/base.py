@@ -10,7 +10,7 @@ from typing import Callable
 
 from ...core.config import Config
 from ...core.problem import Problem, Static
-from ..base import WARP_SIZE, Field, Kernel, Sizer, Step
+from ..base import WARP_SIZE, Field, Kernel, Sizer, Step, mask_fields
 from ..forward.base import ALIBI_FIELDS, SIZE_FIELDS, SOFTCAP_FIELD
 from ..forward import varlen
 
@@ -52,7 +52,7 @@ class BackwardKernel(Kernel):
     sources = ("dense", "varlen")
 
     def params(self, static: Static, config: Config) -> tuple[Field, ...]:
-        fields = self.fields + ((SOFTCAP_FIELD,) if static.softcap else ())
+        fields = self.fields + mask_fields(static) + ((SOFTCAP_FIELD,) if static.softcap else ())
         fields += ALIBI_FIELDS if static.alibi else ()
         return fields + varlen.FIELDS["varlen"] if static.packed else fields
 

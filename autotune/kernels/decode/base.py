@@ -8,7 +8,7 @@ from typing import Callable
 from ...core.config import Config, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
-from ..base import LEAST_ALIBI_SCALE, Field, Kernel, Sizer, bounded, reciprocal
+from ..base import LEAST_ALIBI_SCALE, Field, Kernel, Sizer, bounded, mask_fields, reciprocal
 from ..forward.base import ALIBI_FIELDS, ELEMENTS
 
 DECODE_TENSORS = ("q", "k", "v", "out")
@@ -117,7 +117,7 @@ class DecodeKernel(Kernel):
     def params(self, static: Static, config: Config) -> tuple[Field, ...]:
         softcap = (Field("float", "softcap_log2", "soft cap * log2(e)", of="softcap * LOG2E"),) if static.softcap else ()
         early = EARLY_FIELDS if config["dependent_launch"] else ()
-        return self.fields + softcap + early + (ALIBI_FIELDS if static.alibi else ())
+        return self.fields + mask_fields(static) + softcap + early + (ALIBI_FIELDS if static.alibi else ())
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         e4m3 = static.kv_dtype == "e4m3"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ...core.gpu import Gpu
 from ...core.problem import Problem
-from ...core.sequences import visible_keys
 from ..base import WARP_SIZE
 
 # Defaults by block_n, num_warps, num_stages and min_blocks_per_sm: the first that is legal. Where 16 rows leave registers for
@@ -46,7 +45,7 @@ def speculates(problem: Problem, unsplit: int, gpu: Gpu) -> bool:
 
 def visible(problem: Problem) -> int:
     """Keys of a sequence that its queries see."""
-    return visible_keys(problem.seqlen_q, problem.seqlen_k, problem.window_left, problem.window_right)
+    return problem.bounds.visible_keys(problem.seqlen_q, problem.seqlen_k)
 
 
 def is_short(problem: Problem, unsplit: int, gpu: Gpu) -> bool:

@@ -9,9 +9,8 @@ from functools import lru_cache
 from ...core.config import Config
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
-from ...core.sequences import visible_pairs
 from . import varlen
-from ..base import Field, Kernel, Sizer, legal_configs
+from ..base import Field, Kernel, Sizer, legal_configs, mask_fields
 
 # Codes of the sink logits' dtype in Params.sink_dtype.
 SINK_DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
@@ -62,7 +61,7 @@ class ForwardKernel(Kernel):
 
     def params(self, static: Static, config: Config) -> tuple[Field, ...]:
         fields = self.fields[:self.fields.index(FORWARD_FIELDS[-1])] + (scale_field(static),) + self.launch_fields(config)
-        fields += (SOFTCAP_FIELD,) if static.softcap else ()
+        fields += mask_fields(static) + ((SOFTCAP_FIELD,) if static.softcap else ())
         fields += (ALIBI_FIELDS if static.alibi else ()) + ((TICKETS_FIELD,) if self.draws else ())
         return varlen.documented(fields, static) + varlen.FIELDS[static.kv] if static.packed else fields
 
@@ -131,11 +130,10 @@ def _sharing(kernel: ForwardKernel, static: Static, gpu: Gpu, most: int) -> tupl
 def visited_tiles(problem: Problem, block_queries: int, block_n: int) -> float:
     """(block of queries, key tile) pairs of one head that a kernel loads, of a sequence on average: visible area plus half a tile
     along each mask edge."""
-    window = problem.window_left, problem.window_right
-    edges = sum(bound is not None for bound in window)
+    bounds = problem.bounds
     total = 0.0
     for queries, keys in problem.sequences:
         rows = math.ceil(queries / block_queries) * block_queries
-        area = visible_pairs(queries, keys, *window) * rows / max(queries, 1) + edges * rows * (block_queries + block_n) / 2
+        area = bounds.visible_pairs(queries, keys) * rows / max(queries, 1) + bounds.edges * rows * (block_queries + block_n) / 2
         total += min(area, rows * math.ceil(keys / block_n) * block_n)
     return total / max(len(problem.sequences), 1) / (block_queries * block_n)

@@ -11,7 +11,6 @@ import math
 from ...core.config import Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem
-from ...core.sequences import visible_pairs
 
 GROUP_ROWS = 64  # query rows that a warpgroup owns: M of wgmma
 FEW_KEYS, MANY_KEYS = 1024, 2048  # that a query sees
@@ -28,8 +27,8 @@ def values(problem: Problem, gpu: Gpu) -> dict[str, Value]:
     three groups and narrow tiles (D to 128: 1.03 to 1.18 times as fast as 128 x 128), and in between two groups and wide tiles.
     """
     head_dim = max(problem.head_dim, problem.head_dim_v)
-    pairs, queries = (sum(of_each) for of_each in zip(*((visible_pairs(*lengths, problem.window_left, problem.window_right),
-                                                         lengths[0]) for lengths in problem.sequences or ((0, 0),))))
+    lengths = problem.sequences or ((0, 0),)
+    pairs, queries = sum(problem.bounds.visible_pairs(*each) for each in lengths), sum(each[0] for each in lengths)
     queries_of_all = queries * problem.batch / len(problem.sequences or (0,))
     filling = queries_of_all * problem.heads_q / (GROUP_ROWS * gpu.sms)  # groups of a block that leave a block for each SM
     if problem.page_size:
