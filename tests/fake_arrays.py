@@ -91,17 +91,11 @@ class TensorArrays:
         self.workspaces.append((floats, capturing))
         return Tensor(aligned((floats,), np.dtype(np.float32)), like.device)
 
-    def zeros_int32(self, like, shape):
-        return Tensor(np.zeros(shape, np.int32), like.device)
-
     def steps_int32(self, like, count, step):
         return Tensor(np.arange(count, dtype=np.int32) * np.int32(step), like.device)
 
     def by_sequence(self, lse, batch):
         return Tensor(lse.array.reshape(lse.shape[1], batch, -1).swapaxes(0, 1).copy(), lse.device)
-
-    def synchronize(self, device):
-        self.synchronized = device
 
     def on_host(self, tensor):
         return tensor.array
@@ -311,6 +305,7 @@ def install(monkeypatch):
     monkeypatch.setattr(launch, "_cupy", lambda: (fake, fake))
     monkeypatch.setattr(launch, "_loaded", {})
     fake.runtime = FakeRuntime()
+    monkeypatch.setattr(counters, "_exchange", lambda: lambda mode: 0)
     monkeypatch.setattr(streams, "_cuda", lambda: (fake.runtime.on_device, fake.runtime))
     monkeypatch.setattr(tensormap, "_encoder", lambda: encode_map)
     monkeypatch.setattr(attributes, "_driver_launch", lambda: fake.launchKernelEx)

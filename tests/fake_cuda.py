@@ -32,6 +32,7 @@ class FakeCuda:
     def __init__(self):
         self.device, self.thread, self.launches, self.attributes, self.unloaded = 0, threading.local(), [], [], []
         self.modules, self.fail, self.params, self.dependent, self.clusters = [], None, b"", 0, []
+        self.memory, self.unfinished = [], set()  # (device, what malloc gave), streams with work that was not waited for
 
     def getDevice(self):
         return self.device
@@ -41,6 +42,23 @@ class FakeCuda:
 
     def free(self, pointer):
         assert pointer == 0
+
+    def malloc(self, size):
+        self.memory.append((self.device, ctypes.create_string_buffer(b"\xff" * size, size)))
+        return ctypes.addressof(self.memory[-1][1])
+
+    def memsetAsync(self, pointer, value, size, stream):
+        ctypes.memset(pointer, value, size)
+        self.unfinished.add(stream)
+
+    def streamCreateWithFlags(self, flags):
+        return 500 + flags
+
+    def streamSynchronize(self, stream):
+        self.unfinished.discard(stream)
+
+    def streamDestroy(self, stream):
+        assert stream not in self.unfinished
 
     def ctxGetCurrent(self):
         return getattr(self.thread, "context", 0)

@@ -48,9 +48,6 @@ class HostTensors(arrays.TorchArrays):
     def workspace(self, like, floats, capturing):
         return super().workspace(like, floats, capturing).fill_(float("nan"))
 
-    def synchronize(self, device):
-        pass
-
 
 class HostGpu(fake_arrays.FakeGpu):
     """Computes every launch for the dtype and sizes that its kernel was compiled for."""

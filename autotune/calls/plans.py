@@ -11,7 +11,7 @@ import warnings
 
 from .call import Call
 from .plan import Plan
-from ..device import launch
+from ..device import counters, launch
 from ..device.arrays import AttentionError, is_capturing
 from ..device.tensormap import Unmappable
 from ..core.config import Config, ConfigError
@@ -160,6 +160,8 @@ def _load(match: Match, device: int, capturing: bool, remedy: str = "") -> tuple
                              f"CUDA graph being captured; {remedy} before the capture")
     if binary is None:
         binary = _binaries[key] = build(match)
+    if not capturing:
+        counters.set_aside(device)
     return match.confirmed(binary), launch.load(binary, device)
 
 

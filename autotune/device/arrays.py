@@ -58,11 +58,9 @@ class TorchArrays(Traced):
         return like.new_empty(shape, dtype=self.float32)
 
     def workspace(self, like, floats: int, capturing: bool):
-        """float32 values that a launch uses and nobody after it; a graph that is being captured has torch's own pool for them."""
+        """float32 values that a launch uses and nobody after it; a graph that is being captured has torch's own pool for them.
+        Nothing may keep them: torch refuses a graph whose pool holds more than its outputs."""
         return like.new_empty((floats,), dtype=self.float32)
-
-    def zeros_int32(self, like, shape):
-        return like.new_zeros(shape, dtype=self.int32)
 
     def steps_int32(self, like, count: int, step: int):
         """0, step, 2 * step, ... as (count,) int32."""
@@ -71,9 +69,6 @@ class TorchArrays(Traced):
     def by_sequence(self, lse, batch: int):
         """An lse (1, heads, batch * queries) as (batch, heads, queries), a copy."""
         return lse.view(lse.shape[1], batch, -1).transpose(0, 1).contiguous()
-
-    def synchronize(self, device: int) -> None:
-        self.torch.cuda.synchronize(device)
 
     def on_host(self, array):
         """A copy as a numpy array, of integers. Waits for the device."""
@@ -174,11 +169,6 @@ class CupyArrays:
             self._captured.append(array)
         return array
 
-    def zeros_int32(self, like, shape):
-        array = self._allocate(like.data.device_id, shape, self.int32)
-        self.zero(array)
-        return array
-
     def steps_int32(self, like, count: int, step: int):
         """0, step, 2 * step, ... as (count,) int32."""
         with self.cupy.cuda.Device(like.data.device_id):
@@ -188,9 +178,6 @@ class CupyArrays:
         """An lse (1, heads, batch * queries) as (batch, heads, queries), a copy."""
         with self.cupy.cuda.Device(lse.data.device_id):
             return lse.reshape(lse.shape[1], batch, -1).transpose(1, 0, 2).copy()
-
-    def synchronize(self, device: int) -> None:
-        self.cupy.cuda.Device(device).synchronize()
 
     def on_host(self, array):
         """A copy as a numpy array, of integers. Waits for the device."""
@@ -255,7 +242,8 @@ class OtherArrays:
         try:
             kind = array.__dlpack_device__()[0]
         except Exception as error:  # of whatever library it is
-            raise AttentionError(f"{name} is a {_type_name(array)} without memory to read ({error!r}); call outside of a tracer") from None
+            raise AttentionError(f"{name} is a {_type_name(array)} without memory to read ({error!r}); call outside of a "
+                                 "tracer") from None
         if kind not in DLPACK_CUDA_DEVICES:
             raise AttentionError(f"{name} is a {_type_name(array)} in host memory; it must be on a CUDA GPU")
         try:

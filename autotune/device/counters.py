@@ -1,48 +1,99 @@
-"""Counters on the device that launches draw tickets from: 0 whenever a launch begins, and left at 0 by it."""
+"""Counters on the device that launches draw tickets from: 0 whenever a launch begins, and left at 0 by it.
+
+Their memory is the driver's own, not an array library's: a library may lend it from the pool of a graph that it records (torch
+does so while `torch.compile(mode="reduce-overhead")` warms up, when no capture can be seen yet), and counters outlive that.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import threading
+from contextlib import contextmanager
+from functools import lru_cache
 
+from . import launch
 from .capture import PER_THREAD, stream_key
 
-RESERVE = 1 << 18  # tickets set aside for captured graphs at a time: 1 MB, enough for 128 calls of 2048 sequences and heads
+RESERVE = 1 << 18  # tickets that are asked of the driver at a time: 1 MB, enough for 128 calls of 2048 sequences and heads
 LEAST_TICKETS = 4096
+RELAXED, NON_BLOCKING = 2, 1  # CU_STREAM_CAPTURE_MODE_RELAXED, cudaStreamNonBlocking
 
 _lock = threading.Lock()
-_in_use: dict[tuple, tuple[object, int, int]] = {}  # (library, device, stream_key, beside) -> (array, pointer, tickets)
-_reserve: dict[tuple, tuple[object, int, int]] = {}  # (library, device) -> (array, pointer of the next free one, tickets left)
-_kept: list[object] = []  # arrays that captured graphs point into
+_in_use: dict[tuple, tuple[int, int]] = {}  # (device, stream_key, beside) -> (pointer, tickets)
+_reserve: dict[int, tuple[int, int]] = {}  # device -> (pointer of the next free one, tickets left)
 
 
 def take(library, like, device: int, stream: int, count: int, capturing: bool, beside: bool = False) -> tuple[int, object]:
     """(pointer to `count` counters that are 0 whenever the launch begins, what must live until it has been enqueued).
 
     Launches that follow each other on one stream share their counters, but for one that may run `beside` the launch before it. A
-    captured graph may be replayed on any stream, beside anything else, so each captured launch has counters of its own, for good.
+    captured graph may be replayed on any stream, beside anything else, so each captured launch has counters of its own, for good;
+    where none are left, `library` lends them, and the graph zeroes them at every replay: 1 us more.
     """
     with _lock:
         if not capturing:
-            key = library, device, stream if stream != PER_THREAD else stream_key(stream), beside
+            key = device, stream if stream != PER_THREAD else stream_key(stream), beside
             entry = _in_use.get(key)
-            if entry is None or entry[2] < count:
-                array = library.zeros_int32(like, (max(count, LEAST_TICKETS),))
-                entry = _in_use[key] = array, library.pointer(array), max(count, LEAST_TICKETS)
-                if (library, device) not in _reserve:
-                    set_aside(library, like, device)
-            return entry[1], entry[0]
-        array, pointer, left = _reserve.get((library, device), (None, 0, 0))
-        if left >= count:
-            _reserve[library, device] = array, pointer + 4 * count, left - count
-            return pointer, array
-    array = library.zeros_int32(like, (count,))  # zeroed by the graph at every replay: 1 us more
-    _kept.append(array)
+            if entry is None or entry[1] < count:
+                entry = _in_use[key] = _draw(device, max(count, LEAST_TICKETS)), max(count, LEAST_TICKETS)
+            return entry[0], None
+        if _reserve.get(device, (0, 0))[1] >= count:
+            return _draw(device, count), None
+    array = library.workspace(like, count, capturing)
+    library.zero(array)
     return library.pointer(array), array
 
 
-def set_aside(library, like, device: int) -> None:
-    """Allocates counters for launches that will be captured. Waits for the device, so that they are 0 on every stream."""
-    array = library.zeros_int32(like, (RESERVE,))
-    library.synchronize(device)
-    _kept.append(array)
-    _reserve[library, device] = array, library.pointer(array), RESERVE
+def set_aside(device: int) -> None:
+    """Sees to it that launches on `device` that are captured next have counters. Not to be called under capture."""
+    with _lock:
+        if device not in _reserve:
+            _reserve[device] = _zeros(device, RESERVE), RESERVE
+
+
+def _draw(device: int, count: int) -> int:
+    """The pointer of `count` counters that nobody has had."""
+    pointer, left = _reserve.get(device, (0, 0))
+    if left < count:
+        left = max(count, RESERVE)
+        pointer = _zeros(device, left)
+    _reserve[device] = pointer + 4 * count, left - count
+    return pointer
+
+
+def _zeros(device: int, count: int) -> int:
+    """The pointer of `count` 32-bit numbers that are 0 for every stream. They are never freed: a graph may point into them.
+    Raises `LaunchError`."""
+    def make(runtime) -> int:
+        pointer = runtime.malloc(4 * count)
+        stream = runtime.streamCreateWithFlags(NON_BLOCKING)  # one that nobody captures
+        try:
+            runtime.memsetAsync(pointer, 0, 4 * count, stream)
+            runtime.streamSynchronize(stream)
+        finally:
+            runtime.streamDestroy(stream)
+        return pointer
+
+    try:
+        with _beside_captures():
+            return launch.on_device(device, make)
+    except RuntimeError as error:
+        raise launch.LaunchError(f"{4 * count} bytes of counters cannot be had on CUDA device {device}: {error}",
+                                 getattr(error, "status", 0)) from error
+
+
+@contextmanager
+def _beside_captures():
+    """What this thread asks of CUDA meanwhile does not end a capture of another thread's, as an allocation otherwise may."""
+    mode = ctypes.c_int(RELAXED)
+    exchange = _exchange()
+    exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
+
+
+@lru_cache(maxsize=1)
+def _exchange():
+    return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode

@@ -94,7 +94,7 @@ class Loaded:
     def __init__(self, binary, device: int):
         self.binary = binary
         self.device = device
-        self._driver, self._runtime = _cupy()
+        self._driver = _cupy()[0]
         self._modules: list[int] = []
         self._handles: dict[tuple[str, int], int] = {}
         self._largest: dict[int, int] = {}  # function handle -> dynamic shared memory it may ask for
@@ -147,15 +147,9 @@ class Loaded:
         return Bound(entry, block, smem_bytes, handle, self.context, driver, launch)
 
     def _in_context(self, action):
-        """`action()` with this device current, translated errors, and the caller's device restored."""
+        """`action()` with this device current and errors translated."""
         try:
-            previous = self._runtime.getDevice()
-            self._runtime.setDevice(self.device)
-            try:
-                self._runtime.free(0)  # creates the primary context where setDevice does not yet
-                return action()
-            finally:
-                self._runtime.setDevice(previous)
+            return on_device(self.device, lambda _: action())
         except RuntimeError as error:
             raise LaunchError(f"binary {self.binary.sha256[:12]} for {self.binary.target} cannot be used on CUDA device "
                               f"{self.device}: {error}", getattr(error, "status", 0)) from error
@@ -177,6 +171,18 @@ def ready(binary, device: int, steps: list[Step]) -> bool:
     """Whether `binary` has been loaded on `device` with every entry of `steps` bound, so that a launch loads nothing."""
     loaded = _loaded.get((binary.sha256, device))
     return loaded is not None and all(_bound_key(step) in loaded._bound for step in steps)
+
+
+def on_device(device: int, action):
+    """`action(runtime)`, CuPy's binding of the CUDA runtime, with `device` current, and the caller's device restored."""
+    runtime = _cupy()[1]
+    previous = runtime.getDevice()
+    runtime.setDevice(device)
+    try:
+        runtime.free(0)  # creates the primary context where setDevice does not yet
+        return action(runtime)
+    finally:
+        runtime.setDevice(previous)
 
 
 def current_device() -> int:
