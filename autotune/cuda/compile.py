@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from . import cache, elf, forbid, prebuilt
+from .code import code_of, sha256_of
 from ..core.config import Config
 from ..core.imports import CupyMissing, cupy_part, interrupts_held
 from ..core.gpu import Gpu
@@ -57,7 +58,8 @@ class Resources:
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled source. `sha256` is that of `image`; `nvrtc` is the version that made it."""
+    """A compiled source. `sha256` is that of `image`, `source_sha256` of what of `source` is code; `nvrtc` is the version that
+    made it."""
 
     source: str
     target: str
@@ -72,10 +74,6 @@ class Binary:
     @cached_property
     def source_sha256(self) -> str:
         return sha256_of(self.source)
-
-
-def sha256_of(source: str) -> str:
-    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def build(static: Static, config: Config, gpu: Gpu) -> Binary:
@@ -97,7 +95,7 @@ def cached(source: str, target: str) -> Binary:
         cache.tell(Path(), "home", f"{error}; until then each process compiles again")
         root = None
     trust = cache.Trust.of(root)
-    if found := prebuilt.find(root, prebuilt.key_of(source, target, OPTIONS), trust):
+    if found := prebuilt.find(root, prebuilt.key_of(code_of(source), target, OPTIONS), trust):
         return _of_image(source, target, *found)
     if root is None:
         return compile_source(source, target)
@@ -131,7 +129,7 @@ def _of_image(source: str, target: str, image: bytes, facts: dict) -> Binary:
 def store(binary: Binary, folder: Path) -> None:
     """Puts `binary` where those look who have no compiler and whose cache folder is `folder`. Raises OSError."""
     facts = {"target": binary.target, "nvrtc": binary.nvrtc, "sha256": binary.sha256, "log": binary.log}
-    prebuilt.put(folder, prebuilt.key_of(binary.source, binary.target, OPTIONS), binary.image, facts)
+    prebuilt.put(folder, prebuilt.key_of(code_of(binary.source), binary.target, OPTIONS), binary.image, facts)
 
 
 def compile_source(source: str, target: str) -> Binary:
@@ -204,7 +202,7 @@ def _warm_up(nvrtc) -> None:
 
 
 def _key(source: str, target: str) -> str:
-    parts = "\0".join((str(CACHE_VERSION), nvrtc_version(), target, *OPTIONS, source))
+    parts = "\0".join((str(CACHE_VERSION), nvrtc_version(), target, *OPTIONS, code_of(source)))
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
 
@@ -217,11 +215,13 @@ def _files(binary: Binary) -> dict[str, bytes]:
 
 
 def _read(folder: Path, source: str, target: str, trust: cache.Trust) -> Binary | None:
-    """The binary in an entry, or None if it is absent, damaged or not to be trusted."""
+    """The binary in an entry, or None if it is absent, damaged or not to be trusted. Its source may have other comments."""
     files = cache.read_entry(folder, FILES, trust)
-    if files is None or files["kernel.cu"] != source.encode():
+    if files is None:
         return None
     try:
+        if code_of(files["kernel.cu"].decode()) != code_of(source):
+            return None
         return _binary(source, target, files["kernel.cubin"], files["log.txt"].decode())
     except ValueError:
         return None

@@ -1,7 +1,7 @@
 """Cubins that were compiled ahead, for machines without a compiler: `autotune build --cubins DIR` writes them.
 
-An entry is two files, <key>.cubin and <key>.json. The key is a hash of source, target and options, not of NVRTC's version, which
-only a machine with NVRTC knows. Two folders are read, and never written by a call: cubins/ in the cache folder, then the
+An entry is two files, <key>.cubin and <key>.json. The key is a hash of the source's code, target and options, not of NVRTC's
+version, which only a machine with NVRTC knows. Two folders are read, and never written by a call: cubins/ in the cache folder, then the
 package's own, autotune/_cubins. An entry that is damaged counts as absent.
 """
 
@@ -20,8 +20,8 @@ PACKAGE_FOLDER = Path(__file__).parents[1] / "_cubins"
 NAME = "cubins"  # of the folder in the cache folder
 
 
-def key_of(source: str, target: str, options: tuple[str, ...]) -> str:
-    return hashlib.sha256("\0".join((target, *options, source)).encode()).hexdigest()[:32]
+def key_of(code: str, target: str, options: tuple[str, ...]) -> str:
+    return hashlib.sha256("\0".join((target, *options, code)).encode()).hexdigest()[:32]
 
 
 def find(root: Path | None, key: str, trust: Trust | None = None) -> tuple[bytes, dict] | None:

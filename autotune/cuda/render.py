@@ -2,6 +2,7 @@
 
 `render` is deterministic: the same static part, config and target give the same text. Delimiters leave a template
 looking like CUDA (Jinja's own cannot parse ``"{%0, %1}"`` in inline PTX): ``${name}`` and lines that begin with ``//%``.
+A line says where each header begins, and a list on top which there are; being comments, they take no part in a source's hash.
 """
 
 from __future__ import annotations
@@ -21,13 +22,25 @@ from ..core.problem import Static
 PACKAGE = Path(__file__).parents[1]
 TEMPLATES = next(p for p in (PACKAGE / "_templates", PACKAGE.parent / "templates") if p.is_dir())
 HOST_TWINS = PACKAGE / "simulator" / "host"  # lib/base.cuh and lib/ptx/ once more, in plain C++
+BANNER = "// ---- "  # before the name of the header, or of the template, whose lines follow
+_BEGIN, _END = "//\0begin ", "//\0end "  # as headers come from the loader
+
+
+class _Marked(FileSystemLoader):
+    """Headers with a line before and after them, that say which they are."""
+
+    def get_source(self, environment: Environment, template: str):
+        source, path, current = super().get_source(environment, template)
+        if ".cuh" in template:
+            source = f"{_BEGIN}{template}\n{source}{_END}{template}\n"
+        return source, path, current
 
 
 @lru_cache(maxsize=None)
 def _environment(ptx: str) -> Environment:
-    folders = [FileSystemLoader(TEMPLATES)]
+    folders = [_Marked(TEMPLATES)]
     if ptx == "host":
-        folders.insert(0, FileSystemLoader(HOST_TWINS))
+        folders.insert(0, _Marked(HOST_TWINS))
     return Environment(
         loader=ChoiceLoader(folders), undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True,
         trim_blocks=True, lstrip_blocks=True, variable_start_string="${", variable_end_string="}",
@@ -44,8 +57,8 @@ def render(static: Static, config: Config, target: str, ptx: str = "cuda") -> st
     kernel = kernel_of(config)
     constants = [{"type": type, "name": name, "value": _literal(value)}
                  for type, name, value in kernel.constants(static, config)]
-    return _environment(ptx).get_template(kernel.template).render(
-        element=ELEMENTS[static.dtype], constants=constants, fields=_fields(kernel.params(static, config)), mask=static.mask,
+    return _rendered(
+        kernel.template, ptx, element=ELEMENTS[static.dtype], constants=constants, fields=_fields(kernel.params(static, config)), mask=static.mask,
         softcap=static.softcap, alibi=static.alibi,
         mask_header=f"lib/masks/{'packed/' if static.packed else ''}{static.mask}.cuh", target=target,
         **kernel.operands(static, config))
@@ -55,9 +68,34 @@ def render_write(write: CacheWrite, target: str, ptx: str = "cuda") -> str:
     """The CUDA source of the kernel that writes into caches, likewise."""
     constants = [{"type": type, "name": name, "value": _literal(value)} for type, name, value in write.constants]
     eight_bit = write.cache_dtype == "e4m3"
-    return _environment(ptx).get_template(TEMPLATE).render(
-        element=ELEMENTS[write.dtype], cache_element="e4m3" if eight_bit else ELEMENTS[write.cache_dtype], eight_bit=eight_bit,
+    return _rendered(
+        TEMPLATE, ptx, element=ELEMENTS[write.dtype], cache_element="e4m3" if eight_bit else ELEMENTS[write.cache_dtype], eight_bit=eight_bit,
         constants=constants, fields=_fields(FIELDS), target=target)
+
+
+def _rendered(template: str, ptx: str, **names: object) -> str:
+    return _with_banners(template, _environment(ptx).get_template(template).render(**names))
+
+
+def _with_banners(template: str, text: str) -> str:
+    """`text` with a banner where each header begins, and where the one that includes it goes on; a list of headers before all."""
+    stack, lines, first, headers = [template], [], None, []
+    said = template
+    for line in text.splitlines(keepends=True):
+        if line.startswith(_BEGIN):
+            stack.append(line[len(_BEGIN):].strip())
+        elif line.startswith(_END):
+            stack.pop()
+        else:
+            if stack[-1] != said and line.strip():
+                said = stack[-1]
+                first = len(lines) if first is None else first
+                headers += [said] if said not in (template, *headers) else []
+                lines += ["\n"] if lines and lines[-1].strip() else []
+                lines.append(f"{BANNER}{said}\n")
+            lines.append(line)
+    contents = [f"// Contents: {template} and\n", *(f"//   {name}\n" for name in headers), "\n"]
+    return "".join([*lines[:first], *contents, *lines[first:]] if headers else lines)
 
 
 def _fields(fields: tuple[Field, ...]) -> list[dict[str, str]]:

@@ -2,13 +2,13 @@
 
 ``<folder>/<gpu>/cover/<static part>.yaml``, so that a lookup reads what it needs and nothing else:
 
-    schema: 1
+    schema: 2
     gpu: {name: nvidia-h200, ...}
     static: forward-bf16-d128-causal
     nvrtc: 13.0.88
     date: 2026-01-31 12:00:00 UTC
     parameters: {forward_wgmma: num_warpgroups block_heads ...}
-    configs:                              # kernel, its values, the first 12 digits of the hash of its source
+    configs:                              # kernel, its values, the first 12 digits of the hash of its source's code
     - forward_wgmma 2 1 ... 0a5f6e1bd38c
     problems:                             # times in us, one for each config; -: it could not be launched or was not tried
       b3-h40x8-q1711-k1711-causal: 81.3 84.1 -                            # without what all have in common: forward-bf16, d128
@@ -32,17 +32,19 @@ from ..kernels import config_from_dict
 from . import file
 from .record import GpuKey, RecordError
 
-SCHEMA = 1
+SCHEMA, WITH_COMMENTS = 2, 1  # the latter hashed sources with their comments: of which code they are is not known
 FOLDER = "cover"
 FIELDS = {"schema", "gpu", "static", "nvrtc", "date", "parameters", "configs", "problems", "losses"}
 MAX_BYTES, MAX_CONFIGS, MAX_PROBLEMS = 1 << 20, 64, 512
 DIGITS = 12  # of a source's hash
+UNKNOWN = "-"  # instead of it
 _DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
 
 
 @dataclass(frozen=True)
 class Cover:
-    """`times[i][j]` is the time of `configs[j]` on `problems[i]` in us, or None. `sources[j]` begins the hash of its source."""
+    """`times[i][j]` is the time of `configs[j]` on `problems[i]` in us, or None. `sources[j]` begins the hash of its source, or is
+    `UNKNOWN`."""
 
     gpu: GpuKey
     static: Static  # in bf16
@@ -82,12 +84,14 @@ def from_data(data: object) -> Cover:
     """The cover that plain `data` says. Raises `RecordError` naming what is wrong."""
     if not isinstance(data, dict) or set(data) != FIELDS:
         raise RecordError(f"a cover is a mapping with exactly {', '.join(sorted(FIELDS))}")
-    if data["schema"] != SCHEMA:
-        raise RecordError(f"schema is {data['schema']!r}; this autotune reads covers of schema {SCHEMA}")
+    if data["schema"] not in (WITH_COMMENTS, SCHEMA):
+        raise RecordError(f"schema is {data['schema']!r}; this autotune reads covers of schema {WITH_COMMENTS} and {SCHEMA}")
     for name, pattern in (("date", _DATE), ("nvrtc", re.compile(r"\d+\.\d+(\.\d+)*"))):
         if not isinstance(data[name], str) or not pattern.fullmatch(data[name]):
             raise RecordError(f"{name} is {data[name]!r}; expected is something such as 13.0.88 or 2026-01-31 12:00:00 UTC")
     configs, sources = _configs(data["parameters"], data["configs"])
+    if data["schema"] == WITH_COMMENTS:
+        sources = (UNKNOWN,) * len(sources)
     raw = data["problems"]
     if not isinstance(raw, dict) or not 0 < len(raw) <= MAX_PROBLEMS:
         raise RecordError(f"problems must be a mapping from problem to times, of 1 to {MAX_PROBLEMS}")

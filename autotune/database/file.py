@@ -19,9 +19,22 @@ from ..core.problem import OPS
 from ..core.reading import ReadError, load_yaml, quoted, read_text, shown
 from .record import GpuKey, Record, RecordError, after, merge
 
-SCHEMA = 1
+SCHEMA = 2
+
+
+def _without_source_hashes(data: dict) -> dict:
+    """Schema 1 hashed sources with their comments. What such a hash would be without them is not known, so the cubin's remains."""
+    records, kept = data.get("records"), data.get("quarantined")
+    entries = list(records.values()) if isinstance(records, dict) else []
+    entries += [item.get("entry") for item in kept if isinstance(item, dict)] if isinstance(kept, list) else []
+    for entry in entries:
+        if isinstance(entry, dict):
+            entry.pop("source_sha256", None)
+    return data
+
+
 # Schema n -> a function from a file's data in schema n to the same in n + 1. Old files are converted as they are read.
-CONVERTERS: dict[int, Callable[[dict], dict]] = {}
+CONVERTERS: dict[int, Callable[[dict], dict]] = {1: _without_source_hashes}
 
 FIELDS = ("schema", "gpu", "op", "records", "quarantined")
 MAX_BYTES = 32 << 20  # of a file; what ships for a GPU is under 500 KB

@@ -90,7 +90,7 @@ class Match:
 
     def _is_todays_source(self) -> bool:
         """Whether templates give the record's source: asked of one of the other 16-bit dtype, whose binary is not built here."""
-        from ..cuda.compile import sha256_of
+        from ..cuda.code import sha256_of
         from ..cuda.render import render
 
         record, target = self.record, KERNELS[self.config.kernel].target(self.gpu)

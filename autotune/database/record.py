@@ -81,7 +81,7 @@ class Record:
     Times are medians in microseconds, kept to 6 significant digits. `ties` are other configs within noise of the winner.
     `default_config` is what an untuned call would run, with its time in the same session. `conditions` is plain data
     (how it was measured: policy, samples, spread, clocks, driver). `cubin_sha256` and `nvrtc` say which binary it was,
-    `source_sha256`, if it is known, of which source.
+    `source_sha256`, if it is known, of which source, comments aside.
     Raises `RecordError` on construction if a field cannot be true.
     """
 

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ..cuda import compile
+from ..cuda.code import code_of
 from ..cuda.compile import Binary, CompileError
 from ..core.config import Config
 from ..core.gpu import Gpu
@@ -27,7 +28,7 @@ MAX_KEPT = 4096  # binaries in memory, about 100 KB each at most
 
 @dataclass(frozen=True)
 class Built:
-    """A config with its binary. `source_sha256` is the hash of what it rendered to, for its target and compiler."""
+    """A config with its binary. `source_sha256` is the hash of the code that it rendered to, for its target and compiler."""
 
     config: Config
     binary: Binary
@@ -60,7 +61,7 @@ class Builder:
     def _rendered(self, static: Static, config: Config) -> tuple[str, str]:
         target = kernel_of(config).target(self.gpu)
         source = render(static, config, target)
-        return source, hashlib.sha256("\0".join((compile.nvrtc_version(), target, source)).encode()).hexdigest()
+        return source, hashlib.sha256("\0".join((compile.nvrtc_version(), target, code_of(source))).encode()).hexdigest()
 
     def _once(self, key: str, make) -> Binary:
         """`make()`, or what another thread's `make()` for the same key gives."""

@@ -21,6 +21,7 @@ from ..core.config import Config
 from ..core.gpu import Gpu
 from ..core.problem import Problem, Static
 from ..cuda import compile
+from ..cuda.code import sha256_of
 from ..cuda.render import render
 from ..database import cover as covers
 from ..database import view
@@ -72,7 +73,7 @@ def current(cover: Cover | str | None, gpu: Gpu) -> bool:
     """Whether `cover` is of today's NVRTC and sources. Needs no GPU and compiles nothing."""
     if not isinstance(cover, Cover) or cover.nvrtc != compile.nvrtc_version():
         return False
-    sources = (compile.sha256_of(render(cover.static, config, KERNELS[config.kernel].target(gpu))) for config in cover.configs)
+    sources = (sha256_of(render(cover.static, config, KERNELS[config.kernel].target(gpu))) for config in cover.configs)
     return all(source.startswith(known) for source, known in zip(sources, cover.sources))
 
 

@@ -56,6 +56,40 @@
 // Warps are merged through shared memory at the end, splits through the workspace: by the last block to arrive if there are
 // tickets, else by decode_combine.
 
+// Contents: decode_mma.cu.j2 and
+//   lib/base.cuh
+//   lib/ptx/math.cuh
+//   lib/ptx/fp16.cuh
+//   lib/ptx/fragment.cuh
+//   lib/ptx/mma.cuh
+//   lib/ptx/ldmatrix.cuh
+//   lib/ptx/copy.cuh
+//   lib/ptx/access.cuh
+//   lib/ptx/split.cuh
+//   lib/ptx/ticket.cuh
+//   lib/ptx/dependent.cuh
+//   lib/constants.cuh.j2
+//   lib/params.cuh.j2
+//   lib/masks/window.cuh
+//   lib/pieces.cuh
+//   lib/tile.cuh
+//   lib/warp_loader.cuh
+//   lib/kv/dense.cuh
+//   lib/multiply.cuh
+//   lib/prefetch/dense.cuh
+//   lib/prefetch.cuh
+//   lib/decode_work.cuh
+//   lib/rescale.cuh
+//   lib/softmax.cuh
+//   lib/sink.cuh
+//   lib/partial.cuh
+//   lib/merge.cuh
+//   lib/decode_memory.cuh
+//   lib/shared_queries.cuh
+//   lib/warp_results.cuh
+//   lib/decode_combine.cuh
+
+// ---- lib/base.cuh
 // The machine: integer types, thread indices, barriers, shuffles, dynamic shared memory, scalar maths.
 // This file and lib/ptx/ are the only ones that know the warp size or name a CUDA built-in.
 
@@ -144,6 +178,8 @@ template <int M, int N, int E> DEVICE void copy(float (&to)[M][N][E], const floa
 #pragma unroll
             for (int e = 0; e < E; ++e) to[m][n][e] = from[m][n][e];
 }
+
+// ---- lib/ptx/math.cuh
 // Scalar maths and number conversion as single instructions.
 
 DEVICE float exp2_approx(float x) {  // 2 ulp; subnormal results are flushed to 0
@@ -183,6 +219,8 @@ template <> DEVICE u32 pack2<fp16>(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
 }
+
+// ---- lib/ptx/fp16.cuh
 // Scalar half-precision conversion, on every arch.
 
 DEVICE float half_to_float(fp16 x) {
@@ -195,6 +233,8 @@ DEVICE fp16 float_to_half(float x) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
     return y;
 }
+
+// ---- lib/ptx/fragment.cuh
 // Register tiles of the tensor cores: which lane holds what.
 //
 // Layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"). With row = lane / 4 and pair = 2 * (lane % 4):
@@ -225,6 +265,8 @@ DEVICE void c_to_a(u32 (&a)[4], const float (&left)[4], const float (&right)[4])
     a[2] = pack2<Element>(right[0], right[1]);
     a[3] = pack2<Element>(right[2], right[3]);
 }
+
+// ---- lib/ptx/mma.cuh
 // Warp-level matrix multiply on 16-bit elements: mma.sync m16n8k16, sm_80 and later, with the register tiles of fragment.cuh.
 
 template <typename Element>
@@ -242,6 +284,8 @@ DEVICE void mma_m16n8k16<fp16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+// ---- lib/ptx/ldmatrix.cuh
 // Fragments of mma.cuh from 16-bit tiles in shared memory. A Tile has u32 address(row, chunk, lane_row,
 // lane_chunk), the byte address of the 16-byte chunk (8 elements) at their sums; each 8 x 8 matrix takes the address of
 // one row of 8 elements from each of 8 lanes.
@@ -273,6 +317,8 @@ template <typename Tile> DEVICE void load_b(u32 (&b)[4], const Tile& tile, int r
     int lane = lane_id();
     ldmatrix_x4_trans(b, tile.address(row, chunk, lane % 16, lane / 16));
 }
+
+// ---- lib/ptx/copy.cuh
 // Asynchronous copies from global to shared memory, 16 bytes at a time (sm_80).
 
 // Starts an asynchronous copy that bypasses L1. Where `valid` is false nothing is read and zeros are written.
@@ -284,6 +330,8 @@ DEVICE void copy_async_16(u32 smem_address, const void* global, bool valid) {
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `PENDING` of this thread's newest groups are still in flight.
 template <int PENDING> DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
+
+// ---- lib/ptx/access.cuh
 // Single accesses to shared and global memory of chosen widths.
 
 struct Chunk { u32 word[4]; };  // 16 bytes
@@ -305,6 +353,8 @@ DEVICE void store_global_16(void* global, const Chunk& c) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
                  :: "l"(__cvta_generic_to_global(global)), "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3]) : "memory");
 }
+
+// ---- lib/ptx/split.cuh
 // What blocks that share a result need: partial results in fp32, and a ticket that tells the last of them.
 
 struct Floats4 { float x[4]; };
@@ -360,6 +410,8 @@ template <int PREFETCH> DEVICE void stream_async_16(u32 smem_address, const void
         asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;"
                      :: "r"(smem_address), "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0), "l"(policy) : "memory");
 }
+
+// ---- lib/ptx/ticket.cuh
 // Counters in global memory that several blocks draw numbers from.
 
 // Adds 1 to a counter that runs from 0 to `last` and around, and gives its value before. So whoever draws `last` leaves the
@@ -370,6 +422,8 @@ DEVICE u32 take_ticket(u32* counter, u32 last) {
                  : "=r"(before) : "l"(__cvta_generic_to_global(counter)), "r"(last) : "memory");
     return before;
 }
+
+// ---- lib/ptx/dependent.cuh
 // Programmatic dependent launch (sm_90): a kernel may be put in place while those before it in the stream still run.
 
 // Waits until the kernels before this one have ended and all that they wrote is visible here: nothing that they touch is
@@ -396,9 +450,12 @@ DEVICE int load_guess(const int* global) {
 
 // Says that the next kernel in the stream may be put in place; it is once all blocks have said so or ended.
 DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+
+// ---- decode_mma.cu.j2
 using Element = bf16;
 using KvElement = bf16;
 
+// ---- lib/constants.cuh.j2
 constexpr int HEAD_DIM = 128;
 constexpr int HEAD_DIM_V = 128;
 constexpr int BLOCK_M = 16;
@@ -410,6 +467,8 @@ constexpr bool Q_IN_REGISTERS = false;
 constexpr int L2_PREFETCH = 128;
 constexpr int MIN_BLOCKS_PER_SM = 1;
 constexpr int SMEM_BYTES = 135168;
+
+// ---- decode_mma.cu.j2
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILES_M = BLOCK_M / 16, TILES_N = BLOCK_N / 8;
 constexpr int STEPS_OF_HEAD = ceil_div(HEAD_DIM, 16), TILES_OF_HEAD = round_up(HEAD_DIM_V, 16) / 8;
@@ -419,6 +478,7 @@ constexpr int K_COLUMNS = BLOCK_HEADS_KV * HEAD_DIM * KV_BYTES / 2, V_COLUMNS = 
 constexpr int RESCALE_SLACK = 8;
 constexpr int COMBINE_THREADS = 128, COMBINE_BYTES = 96 * 1024;
 
+// ---- lib/params.cuh.j2
 // Everything that changes from call to call. Strides are in elements.
 struct Params {
     const Element* q;  // (batch, seqlen_q, heads_q, head_dim), or packed, (queries, heads_q, head_dim)
@@ -474,6 +534,8 @@ struct Params {
     int trigger_tiles;  // tiles that each warp has left when the next kernel may come, 0: none
     int pages;  // of the cache: numbers of pages below it are taken for right
 };
+
+// ---- lib/masks/window.cuh
 // A window, inclusive on both sides: row i sees key j iff i + offset - left <= j <= i + offset + right, with
 // offset = seqlen_k - seqlen_q. Lengths are at most 2^30 and bounds at most 2^30 - 2^16, which stands for
 // "unbounded", so that sums stay in 32 bits; causal is right = 0.
@@ -494,6 +556,8 @@ struct Mask {
     DEVICE int row_end(int row) const { return min_of(row + offset + right + 1, seqlen_k); }
     DEVICE int clamp(int key) const { return min_of(max_of(key, 0), seqlen_k); }
 };
+
+// ---- lib/pieces.cuh
 // Which part of which sequence a block works on, cut on the device from the lengths that stand there.
 //
 // The rows of one key/value head are packed: row r is query r / group of head r % group in the group, so that all of them
@@ -677,6 +741,8 @@ struct Piece {
         tile_end = tile_begin + each + int(split < longer);
     }
 };
+
+// ---- lib/tile.cuh
 // 16-bit tiles in shared memory, and the way out through them.
 //
 // A tile of ROWS x COLUMNS lies as panels of 64 columns, so that a row of a panel is 128 bytes: all 32 banks once. The
@@ -720,6 +786,8 @@ DEVICE void store_fragments(const SmemTile<ROWS, COLUMNS>& tile, int tile_row, c
         if (Element* to = row_pointer(row)) store_global_16(to + chunk * 8, load_shared_16(tile.address(row, chunk)));
     }
 }
+
+// ---- lib/warp_loader.cuh
 // From global memory to a warp's own tiles in shared memory by cp.async.
 
 // Copies tiles of ROWS x COLUMNS 16-bit columns with the 32 lanes of a warp, in passes: neighbouring lanes copy neighbouring chunks of 16
@@ -766,6 +834,8 @@ template <int ROWS, int COLUMNS, int PREFETCH> struct WarpLoader {
         }
     }
 };
+
+// ---- lib/kv/dense.cuh
 // Keys and values that stand in order: key j of a sequence is row j of its part of the cache.
 struct KvRows {
     using KLoader = WarpLoader<BLOCK_N, K_COLUMNS, L2_PREFETCH>;
@@ -795,6 +865,8 @@ struct KvRows {
         v += v_stride * (NUM_WARPS * BLOCK_N);
     }
 };
+
+// ---- lib/multiply.cuh
 // The two products of attention, and what goes into and comes out of them, where K and V have the dtype of the queries.
 
 // The block's queries as A fragments. Rows that do not exist repeat the last one; columns of another head are zeros. Returns
@@ -869,9 +941,13 @@ DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int first, int 
 
 // What a finished row must be multiplied by.
 DEVICE float output_scale(const Params&, int) { return 1; }
+
+// ---- lib/prefetch/dense.cuh
 // Where a key stands that is prefetched: keys of a sequence stand in order.
 struct KeyPlace { i64 batch, row; };
 DEVICE KeyPlace guess_place(const Params&, int batch, int key) { return {batch, key}; }
+
+// ---- lib/prefetch.cuh
 // While the kernel before this one ends and HBM is idle, a block has L2 fetch the keys and values that its warps load first. Lengths,
 // query_starts and numbers of pages may still be written by then, so that the piece is a guess: it lies in the cache whatever
 // stands there, and nothing but L2 gets to know of it.
@@ -911,12 +987,16 @@ DEVICE void prefetch_piece(const Params& p) {
     const Piece piece(p, cut, block_id() - cut.first_piece);
     prefetch_piece(p, piece, Tiles(Mask(p, cut.queries.count, cut.length), cut.queries.count));
 }
+
+// ---- lib/decode_work.cuh
 // What softmax asks of the rows.
 struct Work {
     const Params& p;
     const Rows& rows;
     DEVICE int query(int row) const { return rows.query(p, row); }
 };
+
+// ---- lib/rescale.cuh
 // What online softmax asks of a tile of scores, and does to the output, whatever its sums are relative to.
 
 // Probabilities are exp2(fma(score, scale, -reference)), and the reference is a product that was rounded: at the row's maximum that
@@ -962,6 +1042,8 @@ DEVICE void rescale_output(float (&o)[TILES_M][TILES_V][4], const Rescale<TILES_
 #pragma unroll
             for (int i = 0; i < 4; ++i) o[m][v][i] *= rescale.factor[m][i / 2];
 }
+
+// ---- lib/softmax.cuh
 // Online softmax over C fragments of scores. Each lane holds two rows a fragment: index 0 is row c_row(), 1 is c_row() + 8.
 //
 // The running maximum is kept in units of raw scores; p = exp2(s * scale_log2 - maximum * scale_log2) is one fused
@@ -1060,6 +1142,8 @@ DEVICE void mask_scores(float (&s)[TILES_M][TILES_N][4], const Mask& mask, const
             }
         }
 }
+
+// ---- lib/sink.cuh
 // Attention sinks: one extra logit per query head that joins the maximum and the denominator of a finished row only.
 
 // sink_dtype: 0 float32, 1 float16, 2 bfloat16, 3 float64. A null pointer is "no sink".
@@ -1085,6 +1169,8 @@ DEVICE RowEnd finish_row(float maximum_log2, float sum, float sink_log2) {
     float denominator = sum * scale + exp2_approx(sink_log2 - top);
     return {scale * reciprocal_approx(denominator), (top + log2_approx(denominator)) * LN2};
 }
+
+// ---- lib/partial.cuh
 // Partial results of the same rows and different keys: O, the row maximum (log2 units) and the row sum relative to it. What
 // blocks leave of each in the workspace, and how a row is closed when all of them are put together.
 
@@ -1115,6 +1201,8 @@ DEVICE void finish(const Partial& whole, float sink_log2, float scale, Element* 
     store_global_16(out, chunk);
     if (lse) *lse = end.lse;
 }
+
+// ---- lib/merge.cuh
 // What pieces leave in the workspace, put together, always in the order of the keys, so that the result is the same bit for bit
 // however blocks ran.
 
@@ -1202,6 +1290,8 @@ template <int THREADS> DEVICE void merge_splits(const Params& p, const Rows& row
         if (i < rows.count * THREADS_PER_ROW && (BLOCK_HEADS_KV == 1 || rows.exists(row))) finish(p, rows, row, column, whole);
     }
 }
+
+// ---- lib/decode_memory.cuh
 // Tiles of decode_mma, and where they lie in a block's shared memory.
 using QTile = SmemTile<BLOCK_M, BLOCK_HEADS_KV * HEAD_DIM>;
 using KTile = SmemTile<BLOCK_N, K_COLUMNS>;
@@ -1217,6 +1307,8 @@ static_assert(SMEM_BYTES == larger(larger(Q_BYTES + NUM_WARPS * NUM_STAGES * STA
                                    MAX_SPLITS * BLOCK_M * 8 + BLOCK_M * HEAD_DIM_V * 4), "shared memory request");
 static_assert(BLOCK_M % 16 == 0 && BLOCK_N % 16 == 0 && HEAD_DIM % 8 == 0 && HEAD_DIM_V % 8 == 0, "fragments and 16-byte chunks");
 static_assert(BLOCK_HEADS_KV == 1 || (HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0), "a fragment is of one head");
+
+// ---- lib/shared_queries.cuh
 // Starts copying the block's queries; rows that do not exist, and columns of another head, become zeros.
 DEVICE void load_q(const QTile& tile, const Params& p, const Rows& rows) {
     constexpr int CHUNKS_OF_HEAD = round_up(HEAD_DIM, 16) / 8, CHUNKS = BLOCK_HEADS_KV * CHUNKS_OF_HEAD;
@@ -1228,6 +1320,8 @@ DEVICE void load_q(const QTile& tile, const Params& p, const Rows& rows) {
         copy_async_16(tile.address(row, chunk), valid ? rows.pointer(p, row) + of_head * 8 : p.q, valid);
     }
 }
+
+// ---- lib/warp_results.cuh
 // What the warps of a block leave in shared memory for each other, and how it is put together.
 
 // Leaves a warp's O, row maxima and row sums in shared memory.
@@ -1269,6 +1363,8 @@ DEVICE Partial merge_warps(int row, int column) {
     }
     return whole;
 }
+
+// ---- decode_mma.cu.j2
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_mma(const __grid_constant__ Params p) {
     prefetch_piece(p);
     if (!uniform(p)) wait_for_dependencies();  // for the lengths that stand there
@@ -1384,6 +1480,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
     merge_splits<THREADS>(p, piece.rows, cut, smem_base(), SMEM_BYTES);
 }
 
+// ---- lib/decode_combine.cuh
 // Merges the splits of each sequence, head and tile of rows, one a block, after decode_mma without tickets.
 extern "C" __global__ void __launch_bounds__(COMBINE_THREADS, 1) decode_combine(const __grid_constant__ Params p) {
     const int unsplit = unsplit_pieces(p, p.seqlen_q), batch = block_id() / unsplit, number = block_id() - batch * unsplit;

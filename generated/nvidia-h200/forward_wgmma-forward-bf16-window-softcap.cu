@@ -19,6 +19,37 @@
 // registers, O += P V with P from registers. While softmax works on one tile's scores, the tensor cores are kept busy by
 // the products of the tiles before and after it (OVERLAP), and by another group (PING_PONG: groups take turns to multiply).
 
+// Contents: forward_wgmma.cu.j2 and
+//   lib/base.cuh
+//   lib/ptx/math.cuh
+//   lib/ptx/fp16.cuh
+//   lib/ptx/access.cuh
+//   lib/ptx/mbarrier.cuh
+//   lib/ptx/warpgroup.cuh
+//   lib/ptx/tma.cuh
+//   lib/ptx/ticket.cuh
+//   lib/ptx/fragment.cuh
+//   lib/ptx/wgmma.cuh.j2
+//   lib/ptx/stmatrix.cuh
+//   lib/constants.cuh.j2
+//   lib/params.cuh.j2
+//   lib/scores/softcap.cuh
+//   lib/masks/window.cuh
+//   lib/tight_tiles.cuh
+//   lib/schedule.cuh
+//   lib/tile.cuh
+//   lib/rescale.cuh
+//   lib/warpgroup_mask.cuh
+//   lib/warpgroup_softmax.cuh
+//   lib/sink.cuh
+//   lib/ring.cuh
+//   lib/task.cuh
+//   lib/warpgroup_tiles.cuh
+//   lib/warpgroup_memory.cuh
+//   lib/loads.cuh
+//   lib/results/finished.cuh
+
+// ---- lib/base.cuh
 // The machine: integer types, thread indices, barriers, shuffles, dynamic shared memory, scalar maths.
 // This file and lib/ptx/ are the only ones that know the warp size or name a CUDA built-in.
 
@@ -107,6 +138,8 @@ template <int M, int N, int E> DEVICE void copy(float (&to)[M][N][E], const floa
 #pragma unroll
             for (int e = 0; e < E; ++e) to[m][n][e] = from[m][n][e];
 }
+
+// ---- lib/ptx/math.cuh
 // Scalar maths and number conversion as single instructions.
 
 DEVICE float exp2_approx(float x) {  // 2 ulp; subnormal results are flushed to 0
@@ -146,6 +179,8 @@ template <> DEVICE u32 pack2<fp16>(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
 }
+
+// ---- lib/ptx/fp16.cuh
 // Scalar half-precision conversion, on every arch.
 
 DEVICE float half_to_float(fp16 x) {
@@ -158,6 +193,8 @@ DEVICE fp16 float_to_half(float x) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
     return y;
 }
+
+// ---- lib/ptx/access.cuh
 // Single accesses to shared and global memory of chosen widths.
 
 struct Chunk { u32 word[4]; };  // 16 bytes
@@ -179,6 +216,8 @@ DEVICE void store_global_16(void* global, const Chunk& c) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
                  :: "l"(__cvta_generic_to_global(global)), "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3]) : "memory");
 }
+
+// ---- lib/ptx/mbarrier.cuh
 // Barriers in shared memory that count arrivals and bytes (sm_90). A barrier's phase ends when all its arrivals have come
 // and all bytes it was told to expect have landed; a waiter names the parity of the phase that it waits for.
 
@@ -207,6 +246,8 @@ DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
         "DONE:\n"
         "}\n" :: "r"(barrier), "r"(parity) : "memory");
 }
+
+// ---- lib/ptx/warpgroup.cuh
 // Roles within a block: groups of 4 warps, barriers between some of a block's threads, and registers handed from group to
 // group (sm_90a).
 
@@ -229,6 +270,8 @@ template <int REGISTERS> DEVICE void registers_release() {
 template <int REGISTERS> DEVICE void registers_claim() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(REGISTERS));
 }
+
+// ---- lib/ptx/tma.cuh
 // The copy engine: boxes of a tensor to swizzled tiles in shared memory (sm_90).
 
 // A CUtensorMap as the driver encodes it: rank 4, dimensions (column, row, head, batch).
@@ -260,6 +303,8 @@ DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: 
 DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // Orders this thread's ordinary accesses to shared memory before later ones by the copy engine and the tensor cores.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- lib/ptx/ticket.cuh
 // Counters in global memory that several blocks draw numbers from.
 
 // Adds 1 to a counter that runs from 0 to `last` and around, and gives its value before. So whoever draws `last` leaves the
@@ -270,6 +315,8 @@ DEVICE u32 take_ticket(u32* counter, u32 last) {
                  : "=r"(before) : "l"(__cvta_generic_to_global(counter)), "r"(last) : "memory");
     return before;
 }
+
+// ---- lib/ptx/fragment.cuh
 // Register tiles of the tensor cores: which lane holds what.
 //
 // Layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"). With row = lane / 4 and pair = 2 * (lane % 4):
@@ -300,6 +347,8 @@ DEVICE void c_to_a(u32 (&a)[4], const float (&left)[4], const float (&right)[4])
     a[2] = pack2<Element>(right[0], right[1]);
     a[3] = pack2<Element>(right[2], right[3]);
 }
+
+// ---- lib/ptx/wgmma.cuh.j2
 // Asynchronous matrix multiply by a warpgroup on 16-bit elements: wgmma m64nNk16 (sm_90a). C has the layout of mma.cuh:
 // warp w of the group owns rows 16 w to 16 w + 15, and c[j] is the 16 x 8 tile of columns 8 j to 8 j + 7.
 //
@@ -444,14 +493,19 @@ DEVICE void wgmma_pv(float (&c)[32][4], const u32 (&a)[4], u64 b, bool accumulat
           "+f"(c[31][0]), "+f"(c[31][1]), "+f"(c[31][2]), "+f"(c[31][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
+
+// ---- lib/ptx/stmatrix.cuh
 // The way back of ldmatrix.cuh's load_a (sm_90): a 16 x 16 tile in the layout of A to rows [row, row + 16), columns
 // [8 * chunk, 8 * chunk + 16) of a tile in shared memory.
 template <typename Tile> DEVICE void store_a(const Tile& tile, int lane, int row, int chunk, const u32 (&a)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(tile.address(row, chunk, lane % 16, lane / 16)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
 }
+
+// ---- forward_wgmma.cu.j2
 using Element = bf16;
 
+// ---- lib/constants.cuh.j2
 constexpr int HEAD_DIM = 256;
 constexpr int HEAD_DIM_V = 256;
 constexpr int NUM_WARPGROUPS = 2;
@@ -467,11 +521,14 @@ constexpr int MIN_BLOCKS_PER_SM = 1;
 constexpr int SMEM_BYTES = 196800;
 constexpr int LOADER_REGISTERS = 40;
 constexpr int REGISTERS = 232;
+
+// ---- forward_wgmma.cu.j2
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
 constexpr int THREADS = (1 + NUM_WARPGROUPS) * WARPGROUP_SIZE;
 constexpr int TILES_N = BLOCK_N / 8, TILES_V = HEAD_DIM_V / 8;
 constexpr int STEPS_D = ceil_div(HEAD_DIM, 16), STEPS_N = BLOCK_N / 16;
 
+// ---- lib/params.cuh.j2
 // Everything that changes from call to call. Strides are in elements.
 struct Params {
     TensorMap q_map;
@@ -510,6 +567,8 @@ struct Params {
     float softcap_scale;  // softmax scale / soft cap
     u32* tickets;  // a counter, 0 between launches, from which blocks draw their work; null: each has its own
 };
+
+// ---- lib/scores/softcap.cuh
 // Soft cap: a score s becomes cap * tanh(s * scale / cap), before the mask. What is left here is the tanh; the softmax's own
 // factor is then cap * log2(e).
 // 1 - 2 / (e^2x + 1) has an absolute error of 2^-23, where tanh.approx has 2^-11; near 0, where that is too much for a large
@@ -527,6 +586,8 @@ DEVICE void cap_scores(float (&s)[TILES_M][TILES_N][ELEMENTS], float softcap_sca
 #pragma unroll
             for (int i = 0; i < ELEMENTS; ++i) s[m][n][i] = tanh_approx(s[m][n][i] * softcap_scale);
 }
+
+// ---- lib/masks/window.cuh
 // A window, inclusive on both sides: row i sees key j iff i + offset - left <= j <= i + offset + right, with
 // offset = seqlen_k - seqlen_q. Lengths are at most 2^30 and bounds at most 2^30 - 2^16, which stands for
 // "unbounded", so that sums stay in 32 bits; causal is right = 0.
@@ -547,6 +608,8 @@ struct Mask {
     DEVICE int row_end(int row) const { return min_of(row + offset + right + 1, seqlen_k); }
     DEVICE int clamp(int key) const { return min_of(max_of(key, 0), seqlen_k); }
 };
+
+// ---- lib/tight_tiles.cuh
 // The key tiles that a block of query rows has to visit, from the last to the first. Tiles are counted from the
 // first key that some row sees; the last one ends with the last such key and shares with the one before it what does not fill a
 // tile. So no tile holds keys that no row sees, unless all there are do not fill one: that tile begins before them. Where there
@@ -576,6 +639,8 @@ template <int BLOCK_N> struct KvTiles {
     DEVICE int left(int tile) const { return max_of(shared_begin, own_key(tile)) - first_key(tile); }
     DEVICE int right(int tile) const { return shared_end - first_key(tile); }
 };
+
+// ---- lib/schedule.cuh
 // Which queries a block works on, and in what order blocks do.
 //
 // A block owns BLOCK_QUERIES consecutive queries of each of BLOCK_HEADS query heads that share a key/value head. Its rows
@@ -624,6 +689,8 @@ struct Work {
         return query(row) < query_end && (BLOCK_HEADS == 1 || head(row) < head_begin + head_count);
     }
 };
+
+// ---- lib/tile.cuh
 // 16-bit tiles in shared memory, and the way out through them.
 //
 // A tile of ROWS x COLUMNS lies as panels of 64 columns, so that a row of a panel is 128 bytes: all 32 banks once. The
@@ -667,6 +734,8 @@ DEVICE void store_fragments(const SmemTile<ROWS, COLUMNS>& tile, int tile_row, c
         if (Element* to = row_pointer(row)) store_global_16(to + chunk * 8, load_shared_16(tile.address(row, chunk)));
     }
 }
+
+// ---- lib/rescale.cuh
 // What online softmax asks of a tile of scores, and does to the output, whatever its sums are relative to.
 
 // Probabilities are exp2(fma(score, scale, -reference)), and the reference is a product that was rounded: at the row's maximum that
@@ -712,6 +781,8 @@ DEVICE void rescale_output(float (&o)[TILES_M][TILES_V][4], const Rescale<TILES_
 #pragma unroll
             for (int i = 0; i < 4; ++i) o[m][v][i] *= rescale.factor[m][i / 2];
 }
+
+// ---- lib/warpgroup_mask.cuh
 // Sets the scores of hidden keys in one tile to -inf. `row` is that of the warp's first row within the block. Columns that all
 // rows see are left alone, 16 at a time: of 143 keys that 16 queries see under a window of 128, 30 need to be compared.
 template <int TILES_N, typename Tiles>
@@ -751,6 +822,8 @@ DEVICE void mask_scores(float (&s)[1][TILES_N][4], const Mask& mask, const Work&
         }
     }
 }
+
+// ---- lib/warpgroup_softmax.cuh
 // Online softmax over one C fragment of scores: of a lane's two rows, index 0 is row c_row(), 1 is c_row() + 8.
 //
 // What probabilities are relative to is kept in log2 units and begins at a finite number below all scores: nothing is ever -inf
@@ -828,6 +901,8 @@ template <int TILES_N> DEVICE void exponentiate(float (&s)[1][TILES_N][4], RowSt
                 rows.sum[half] += s[0][n][i];
             }
 }
+
+// ---- lib/sink.cuh
 // Attention sinks: one extra logit per query head that joins the maximum and the denominator of a finished row only.
 
 // sink_dtype: 0 float32, 1 float16, 2 bfloat16, 3 float64. A null pointer is "no sink".
@@ -853,6 +928,8 @@ DEVICE RowEnd finish_row(float maximum_log2, float sum, float sink_log2) {
     float denominator = sum * scale + exp2_approx(sink_log2 - top);
     return {scale * reciprocal_approx(denominator), (top + log2_approx(denominator)) * LN2};
 }
+
+// ---- lib/ring.cuh
 // Rings of buffers between one warp that loads and groups that use what it has loaded.
 
 // The barriers of one ring of buffers: `full` counts the copy engine's bytes, `empty` the groups that are done with it.
@@ -869,6 +946,8 @@ template <int STAGES> struct Place {
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
 };
+
+// ---- lib/task.cuh
 // How blocks come by their work. Without p.tickets each has one block of the grid. With it there is a block for each place on
 // the GPU: they begin with their own numbers and draw further ones from the counter, so that whoever is done early takes more.
 // The counter comes back to 0 when all have drawn a number beyond the last.
@@ -882,11 +961,14 @@ struct alignas(64) Task {
     KvTiles<BLOCK_N> tiles;
     bool exists;  // false: there is no more work
 };
+
+// ---- forward_wgmma.cu.j2
 using QTile = SmemTile<UNIT_ROWS, HEAD_DIM>;  // of one group
 using OTile = SmemTile<UNIT_ROWS, HEAD_DIM_V>;
 using KTile = SmemTile<BLOCK_N, HEAD_DIM>;
 using VTile = SmemTile<BLOCK_N, HEAD_DIM_V>;
 
+// ---- lib/warpgroup_tiles.cuh
 // What a warpgroup and its loader do with whole tiles: copies and products.
 
 // Starts the copies of one tile, a panel of 64 columns at a time.
@@ -940,6 +1022,8 @@ DEVICE void zero_rows(const VTile& v, int first, int count, int group) {
     fence_async_proxy();
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
 }
+
+// ---- lib/warpgroup_memory.cuh
 // Shared memory: buffers of Q (later of the output), of K, of V, then barriers and tasks.
 constexpr int ROWS_BYTES = larger(QTile::BYTES, OTile::BYTES);
 constexpr int K_OFFSET = Q_STAGES * NUM_WARPGROUPS * ROWS_BYTES, V_OFFSET = K_OFFSET + NUM_STAGES * KTile::BYTES;
@@ -956,6 +1040,8 @@ struct Rings {
     Ring q{smem_base() + BARRIERS_OFFSET}, k{q.full(Q_STAGES)}, v{k.full(NUM_STAGES)};
     DEVICE Rings() {}
 };
+
+// ---- lib/loads.cuh
 // The loader's part: one thread that keeps the rings full, block after block.
 DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
     Place<Q_STAGES> q_place;
@@ -992,6 +1078,8 @@ DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
     task_at(q_place.stage).set(0, Task{});
     mbarrier_arrive(rings.q.full(q_place.stage));
 }
+
+// ---- lib/results/finished.cuh
 // The way out of a block of queries that has seen all of its keys.
 
 // Stores a group's output from its tile: by the copy engine, which goes on reading the tile for a while, unless the block has
@@ -1069,6 +1157,8 @@ DEVICE void end_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatis
     // No barrier: the group's products are done, and a warp's rows of the tile take the place of its own rows of Q.
     store_output(p, tile, o, task.work, group);
 }
+
+// ---- forward_wgmma.cu.j2
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_wgmma(const __grid_constant__ Params p) {
     const int blocks = Work::count(p);
     const Rings rings;

@@ -11,6 +11,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -215,7 +216,7 @@ def test_no_truncation_or_flipped_byte_crashes_a_reader(tmp_path_factory, data):
 
 def test_a_newer_schema_is_left_alone(tmp_path):
     path, = database.write([record()], tmp_path)
-    path.write_text(path.read_text().replace("schema: 1", "schema: 99"))
+    path.write_text(path.read_text().replace(f"schema: {dbfile.SCHEMA}", "schema: 99"))
     before = path.read_bytes()
     assert "newer" in dbfile.read(path).error
     with pytest.raises(database.DatabaseError, match="newer.*install"):
@@ -226,17 +227,31 @@ def test_a_newer_schema_is_left_alone(tmp_path):
 def test_an_older_schema_is_converted(tmp_path, monkeypatch):
     path, = database.write([record()], tmp_path)
     path.write_text(path.read_text().replace("time_us: 412.5", "time_ms: 0.4125"))
+    next_schema = dbfile.SCHEMA + 1
 
     def convert(data):
         for entry in data["records"].values():
             entry["time_us"] = entry.pop("time_ms") * 1000
         return data
 
-    monkeypatch.setattr(dbfile, "SCHEMA", 2)
-    monkeypatch.setitem(dbfile.CONVERTERS, 1, convert)
+    monkeypatch.setattr(dbfile, "SCHEMA", next_schema)
+    monkeypatch.setitem(dbfile.CONVERTERS, next_schema - 1, convert)
     assert dbfile.read(path).records == (record(),)
     database.write([record(dataclasses.replace(PROBLEM, batch=2))], tmp_path)
-    assert len(dbfile.read(path).records) == 2 and "schema: 2" in path.read_text()
+    assert len(dbfile.read(path).records) == 2 and f"schema: {next_schema}" in path.read_text()
+
+
+def test_schema_1_hashed_sources_with_their_comments(tmp_path):
+    new = record(source_sha256="c" * 64)
+    path, = database.write([new], tmp_path)
+    path.write_text(path.read_text().replace("schema: 2", "schema: 1"))
+    old, = dbfile.read(path).records
+    assert old == dataclasses.replace(new, source_sha256=None)  # which code that was is not known, which cubin is
+    assert old.is_of(SimpleNamespace(sha256=old.cubin_sha256, source_sha256="d" * 64))
+    database.write([record(dataclasses.replace(PROBLEM, batch=2))], tmp_path)
+    assert "schema: 2" in path.read_text() and old in dbfile.read(path).records
+    path.write_text("schema: 1\ngpu: 3\nop: forward\nrecords: [1]\nquarantined: {a: 1}\n")
+    assert dbfile.read(path).error
 
 
 # Search path
@@ -453,6 +468,6 @@ def test_complaints_fit_any_terminal(tmp_path):
 def test_a_file_that_no_writer_may_touch_is_said_before_a_search(tmp_path):
     path, = database.write([record()], tmp_path)
     database.check_writable(tmp_path)
-    path.write_text(path.read_text().replace("schema: 1", "schema: 99"))
+    path.write_text(path.read_text().replace(f"schema: {dbfile.SCHEMA}", "schema: 99"))
     with pytest.raises(database.DatabaseError, match="nothing could be recorded: .*newer"):
         database.check_writable(tmp_path)

@@ -21,6 +21,7 @@ from autotune.core import gpu
 from autotune import kernels
 from autotune.core.problem import Problem, ProblemError
 from autotune.database.record import GpuKey, Record
+from autotune.cuda.code import sha256_of
 from autotune.cuda.render import render
 from autotune.database.expect import distance
 from samples import legal
@@ -136,7 +137,7 @@ def test_bf16_and_fp16_serve_each_other(db):
     match = lookup(half, H200)
     assert (match.tier, match.config, match.evidence) == ("near", LEGAL[0], "measured") and 1 < match.slowdown < 1.1
     assert match.confirmed(SimpleNamespace(sha256="a" * 64, nvrtc="13.0.88")).evidence == "stale"  # its source is not known
-    source = compile.sha256_of(render(PROBLEM.static, LEGAL[0], KERNEL.target(H200)))
+    source = sha256_of(render(PROBLEM.static, LEGAL[0], KERNEL.target(H200)))
     db(record(source_sha256=source, date="2026-02-01 12:00:00 UTC", **facts))
     assert lookup(half, H200).confirmed(SimpleNamespace(sha256="b" * 64, nvrtc="13.0.88")) == lookup(half, H200)
     db(record(half, config=LEGAL[2], **facts))

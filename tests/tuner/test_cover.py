@@ -1,6 +1,7 @@
 """Covers: the grid, the portfolio, and the way through a worker that needs no GPU."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.problem import Problem
 from autotune.cuda import compile
 from autotune.database import cover as covers
+from autotune.database.lookup import Match
 from autotune.tuner import cover
 from autotune.tuner.builder import Built
 from autotune.tuner.grid import COUNT, anchors, grid
@@ -83,11 +85,23 @@ def test_a_cover_is_measured_written_and_read_again(surveyed):
             assert time_us == pytest.approx(true_us(problem, fitted), rel=1e-3)
 
 
+def test_a_cover_of_schema_1_serves_as_stale(surveyed):
+    (found,), folder, _, static = surveyed
+    path = covers.file_of(folder, "nvidia-h200", static)
+    path.write_text(path.read_text().replace("schema: 2", "schema: 1"))
+    again = covers.read(path)
+    assert again.configs == found.configs and again.problems == found.problems and set(again.sources) == {covers.UNKNOWN}
+    binary = SimpleNamespace(sha256="a" * 64, source_sha256=found.sources[0] * 6, nvrtc="13.0.88")
+    match = Match(found.configs[0], "near", "measured", found.problems[0], GPU, source=again.sources[0])
+    assert match.confirmed(binary).evidence == "stale"
+    assert replace(match, source=found.sources[0]).confirmed(binary).evidence == "measured"
+
+
 def test_what_is_damaged_is_said_not_raised(surveyed):
     _, folder, _, static = surveyed
     path = covers.file_of(folder, "nvidia-h200", static)
     text = path.read_text()
-    for damage in (text[:len(text) // 2], text.replace("schema: 1", "schema: 9"), text.replace("-page16", "-left9-page16", 1),
+    for damage in (text[:len(text) // 2], text.replace("schema: 2", "schema: 9"), text.replace("-page16", "-left9-page16", 1),
                    text.replace("decode_mma", "decode_nothing"), "[]", text.replace("configs:", "configs: []\nx:"), "\x00", text.replace("13.0.88", "new"), "- *a"):
         path.write_text(damage)
         assert isinstance(covers.read(path), str)

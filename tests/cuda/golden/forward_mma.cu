@@ -5,6 +5,31 @@
 // first. Scores, probabilities and the output stay in registers: P is the A operand of P V as it falls out of
 // S = Q K^T. Only tiles that the mask cuts are masked; tiles that it hides are never loaded.
 
+// Contents: forward_mma.cu.j2 and
+//   lib/base.cuh
+//   lib/ptx/math.cuh
+//   lib/ptx/fp16.cuh
+//   lib/ptx/fragment.cuh
+//   lib/ptx/mma.cuh
+//   lib/ptx/ldmatrix.cuh
+//   lib/ptx/copy.cuh
+//   lib/ptx/access.cuh
+//   lib/ptx/opaque.cuh
+//   lib/ptx/turing.cuh
+//   lib/constants.cuh.j2
+//   lib/params.cuh.j2
+//   lib/masks/window.cuh
+//   lib/kv_tiles.cuh
+//   lib/schedule.cuh
+//   lib/tile.cuh
+//   lib/copies.cuh
+//   lib/loader.cuh
+//   lib/rescale.cuh
+//   lib/softmax.cuh
+//   lib/sink.cuh
+//   lib/mma_tiles.cuh
+
+// ---- lib/base.cuh
 // The machine: integer types, thread indices, barriers, shuffles, dynamic shared memory, scalar maths.
 // This file and lib/ptx/ are the only ones that know the warp size or name a CUDA built-in.
 
@@ -93,6 +118,8 @@ template <int M, int N, int E> DEVICE void copy(float (&to)[M][N][E], const floa
 #pragma unroll
             for (int e = 0; e < E; ++e) to[m][n][e] = from[m][n][e];
 }
+
+// ---- lib/ptx/math.cuh
 // Scalar maths and number conversion as single instructions.
 
 DEVICE float exp2_approx(float x) {  // 2 ulp; subnormal results are flushed to 0
@@ -132,6 +159,8 @@ template <> DEVICE u32 pack2<fp16>(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
 }
+
+// ---- lib/ptx/fp16.cuh
 // Scalar half-precision conversion, on every arch.
 
 DEVICE float half_to_float(fp16 x) {
@@ -144,6 +173,8 @@ DEVICE fp16 float_to_half(float x) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
     return y;
 }
+
+// ---- lib/ptx/fragment.cuh
 // Register tiles of the tensor cores: which lane holds what.
 //
 // Layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"). With row = lane / 4 and pair = 2 * (lane % 4):
@@ -174,6 +205,8 @@ DEVICE void c_to_a(u32 (&a)[4], const float (&left)[4], const float (&right)[4])
     a[2] = pack2<Element>(right[0], right[1]);
     a[3] = pack2<Element>(right[2], right[3]);
 }
+
+// ---- lib/ptx/mma.cuh
 // Warp-level matrix multiply on 16-bit elements: mma.sync m16n8k16, sm_80 and later, with the register tiles of fragment.cuh.
 
 template <typename Element>
@@ -191,6 +224,8 @@ DEVICE void mma_m16n8k16<fp16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+// ---- lib/ptx/ldmatrix.cuh
 // Fragments of mma.cuh from 16-bit tiles in shared memory. A Tile has u32 address(row, chunk, lane_row,
 // lane_chunk), the byte address of the 16-byte chunk (8 elements) at their sums; each 8 x 8 matrix takes the address of
 // one row of 8 elements from each of 8 lanes.
@@ -222,6 +257,8 @@ template <typename Tile> DEVICE void load_b(u32 (&b)[4], const Tile& tile, int r
     int lane = lane_id();
     ldmatrix_x4_trans(b, tile.address(row, chunk, lane % 16, lane / 16));
 }
+
+// ---- lib/ptx/copy.cuh
 // Asynchronous copies from global to shared memory, 16 bytes at a time (sm_80).
 
 // Starts an asynchronous copy that bypasses L1. Where `valid` is false nothing is read and zeros are written.
@@ -233,6 +270,8 @@ DEVICE void copy_async_16(u32 smem_address, const void* global, bool valid) {
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `PENDING` of this thread's newest groups are still in flight.
 template <int PENDING> DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
+
+// ---- lib/ptx/access.cuh
 // Single accesses to shared and global memory of chosen widths.
 
 struct Chunk { u32 word[4]; };  // 16 bytes
@@ -254,12 +293,16 @@ DEVICE void store_global_16(void* global, const Chunk& c) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
                  :: "l"(__cvta_generic_to_global(global)), "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3]) : "memory");
 }
+
+// ---- lib/ptx/opaque.cuh
 // The same value, of which the compiler knows nothing: what is computed from it is computed here, not hoisted out of the
 // loop to occupy registers all along.
 DEVICE int opaque(int x) {
     asm volatile("mov.b32 %0, %0;" : "+r"(x));
     return x;
 }
+
+// ---- lib/ptx/turing.cuh
 // Half precision with what sm_75 has: a type of its own, for which the wrappers of the matrix multiply and of rounding stand for
 // other instructions, and a copy through registers, as there is no asynchronous one.
 
@@ -299,6 +342,8 @@ DEVICE Chunk load_global_16(const void* global, bool valid) {
         : "l"(__cvta_generic_to_global(global)), "r"(int(valid)) : "memory");
     return c;
 }
+
+// ---- lib/constants.cuh.j2
 constexpr int HEAD_DIM = 64;
 constexpr int HEAD_DIM_V = 64;
 constexpr int BLOCK_M = 64;
@@ -312,6 +357,8 @@ constexpr int RESCALE_SLACK = -1;
 constexpr int MIN_BLOCKS_PER_SM = 1;
 constexpr bool TURING = false;
 constexpr int SMEM_BYTES = 40960;
+
+// ---- forward_mma.cu.j2
 using Element = ElementOf<TURING, bf16>::Type;
 
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
@@ -319,6 +366,7 @@ constexpr int WARP_M = BLOCK_M / NUM_WARPS, UNIT_ROWS = BLOCK_M;
 constexpr int TILES_M = WARP_M / 16, TILES_N = BLOCK_N / 8, TILES_V = round_up(HEAD_DIM_V, 16) / 8;
 constexpr int STEPS_D = ceil_div(HEAD_DIM, 16), STEPS_N = BLOCK_N / 16;
 
+// ---- lib/params.cuh.j2
 // Everything that changes from call to call. Strides are in elements.
 struct Params {
     const Element* q;  // (batch, seqlen_q, heads_q, head_dim)
@@ -351,6 +399,8 @@ struct Params {
     int head_group;
     int longest_first;
 };
+
+// ---- lib/masks/window.cuh
 // A window, inclusive on both sides: row i sees key j iff i + offset - left <= j <= i + offset + right, with
 // offset = seqlen_k - seqlen_q. Lengths are at most 2^30 and bounds at most 2^30 - 2^16, which stands for
 // "unbounded", so that sums stay in 32 bits; causal is right = 0.
@@ -371,6 +421,8 @@ struct Mask {
     DEVICE int row_end(int row) const { return min_of(row + offset + right + 1, seqlen_k); }
     DEVICE int clamp(int key) const { return min_of(max_of(key, 0), seqlen_k); }
 };
+
+// ---- lib/kv_tiles.cuh
 // The key tiles that a block of query rows has to visit, from the last to the first. Tiles are counted from the first key
 // that some row sees, so that a window of W keys never costs a tile more than it must. Tiles that no row sees are not
 // among them; tiles that every row sees whole need no mask.
@@ -395,6 +447,8 @@ template <int BLOCK_N> struct KvTiles {
     DEVICE int first_key(int tile) const { return key_begin + tile * BLOCK_N; }
     DEVICE bool has_key(int key) const { return key_begin <= key && key < key_end; }
 };
+
+// ---- lib/schedule.cuh
 // Which queries a block works on, and in what order blocks do.
 //
 // A block owns BLOCK_QUERIES consecutive queries of each of BLOCK_HEADS query heads that share a key/value head. Its rows
@@ -443,6 +497,8 @@ struct Work {
         return query(row) < query_end && (BLOCK_HEADS == 1 || head(row) < head_begin + head_count);
     }
 };
+
+// ---- lib/tile.cuh
 // 16-bit tiles in shared memory, and the way out through them.
 //
 // A tile of ROWS x COLUMNS lies as panels of 64 columns, so that a row of a panel is 128 bytes: all 32 banks once. The
@@ -486,6 +542,8 @@ DEVICE void store_fragments(const SmemTile<ROWS, COLUMNS>& tile, int tile_row, c
         if (Element* to = row_pointer(row)) store_global_16(to + chunk * 8, load_shared_16(tile.address(row, chunk)));
     }
 }
+
+// ---- lib/copies.cuh
 // How tiles come from global to shared memory: by cp.async, or under TURING through registers. Copies are closed in groups, and
 // a wait is for all but the newest ones, as copy.cuh has it; those through registers are done when they are finished.
 
@@ -517,6 +575,8 @@ template <> struct Copies<true> {
 
 DEVICE void close_copies() { if constexpr (!TURING) copy_async_commit(); }
 template <int PENDING> DEVICE void wait_for_copies() { if constexpr (!TURING) copy_async_wait<PENDING>(); }
+
+// ---- lib/loader.cuh
 // From global memory to tiles in shared memory, by the means of copies.cuh.
 
 // Copies tiles of ROWS x COLUMNS out of a row-major matrix, with all THREADS threads of the block. Each thread keeps its
@@ -560,6 +620,8 @@ template <int THREADS, int ROWS, int COLUMNS, typename Element> struct TileLoade
         }
     }
 };
+
+// ---- lib/rescale.cuh
 // What online softmax asks of a tile of scores, and does to the output, whatever its sums are relative to.
 
 // Probabilities are exp2(fma(score, scale, -reference)), and the reference is a product that was rounded: at the row's maximum that
@@ -605,6 +667,8 @@ DEVICE void rescale_output(float (&o)[TILES_M][TILES_V][4], const Rescale<TILES_
 #pragma unroll
             for (int i = 0; i < 4; ++i) o[m][v][i] *= rescale.factor[m][i / 2];
 }
+
+// ---- lib/softmax.cuh
 // Online softmax over C fragments of scores. Each lane holds two rows a fragment: index 0 is row c_row(), 1 is c_row() + 8.
 //
 // The running maximum is kept in units of raw scores; p = exp2(s * scale_log2 - maximum * scale_log2) is one fused
@@ -703,6 +767,8 @@ DEVICE void mask_scores(float (&s)[TILES_M][TILES_N][4], const Mask& mask, const
             }
         }
 }
+
+// ---- lib/sink.cuh
 // Attention sinks: one extra logit per query head that joins the maximum and the denominator of a finished row only.
 
 // sink_dtype: 0 float32, 1 float16, 2 bfloat16, 3 float64. A null pointer is "no sink".
@@ -728,6 +794,8 @@ DEVICE RowEnd finish_row(float maximum_log2, float sum, float sink_log2) {
     float denominator = sum * scale + exp2_approx(sink_log2 - top);
     return {scale * reciprocal_approx(denominator), (top + log2_approx(denominator)) * LN2};
 }
+
+// ---- forward_mma.cu.j2
 using QTile = SmemTile<BLOCK_M, HEAD_DIM>;
 using OTile = SmemTile<BLOCK_M, HEAD_DIM_V>;
 using KTile = SmemTile<BLOCK_N, HEAD_DIM>;
@@ -743,6 +811,7 @@ static_assert(WARP_M % 16 == 0 && BLOCK_M % NUM_WARPS == 0, "each warp owns whol
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 8 == 0 && HEAD_DIM_V % 8 == 0, "fragments and 16-byte chunks");
 static_assert(!OVERLAP || NUM_STAGES > 1, "overlap needs the next K beside this V");
 
+// ---- lib/mma_tiles.cuh
 // What a block does with whole tiles: the copy of Q, and the two products.
 
 // Starts copying the block's queries.
@@ -806,6 +875,8 @@ DEVICE void multiply_pv(float (&o)[TILES_M][TILES_V][4], const float (&p)[TILES_
         }
     }
 }
+
+// ---- forward_mma.cu.j2
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_mma(const __grid_constant__ Params p) {
     const Work work(p, block_id());
     const int warp_row = warp_id() * WARP_M;

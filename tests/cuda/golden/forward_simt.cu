@@ -5,6 +5,19 @@
 // with V, a lane owns every 32nd column of the output and the probabilities are handed round by shuffles. (Without a number of
 // blocks in the launch bounds the compiler aims at more of them than registers allow, and spills.)
 
+// Contents: forward_simt.cu.j2 and
+//   lib/base.cuh
+//   lib/ptx/math.cuh
+//   lib/ptx/fp16.cuh
+//   lib/element.cuh
+//   lib/constants.cuh.j2
+//   lib/params.cuh.j2
+//   lib/masks/causal.cuh
+//   lib/kv_tiles.cuh
+//   lib/schedule.cuh
+//   lib/sink.cuh
+
+// ---- lib/base.cuh
 // The machine: integer types, thread indices, barriers, shuffles, dynamic shared memory, scalar maths.
 // This file and lib/ptx/ are the only ones that know the warp size or name a CUDA built-in.
 
@@ -93,6 +106,8 @@ template <int M, int N, int E> DEVICE void copy(float (&to)[M][N][E], const floa
 #pragma unroll
             for (int e = 0; e < E; ++e) to[m][n][e] = from[m][n][e];
 }
+
+// ---- lib/ptx/math.cuh
 // Scalar maths and number conversion as single instructions.
 
 DEVICE float exp2_approx(float x) {  // 2 ulp; subnormal results are flushed to 0
@@ -132,6 +147,8 @@ template <> DEVICE u32 pack2<fp16>(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
 }
+
+// ---- lib/ptx/fp16.cuh
 // Scalar half-precision conversion, on every arch.
 
 DEVICE float half_to_float(fp16 x) {
@@ -144,6 +161,8 @@ DEVICE fp16 float_to_half(float x) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
     return y;
 }
+
+// ---- lib/element.cuh
 // One element of a tensor to float and back, for every dtype and arch.
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(fp16 x) { return half_to_float(x); }
@@ -153,18 +172,24 @@ template <typename Element> DEVICE Element from_float(float x);
 template <> DEVICE float from_float<float>(float x) { return x; }
 template <> DEVICE fp16 from_float<fp16>(float x) { return float_to_half(x); }
 template <> DEVICE bf16 from_float<bf16>(float x) { return float_to_bf16(x); }
+
+// ---- forward_simt.cu.j2
 using Element = float;
 
+// ---- lib/constants.cuh.j2
 constexpr int HEAD_DIM = 40;
 constexpr int HEAD_DIM_V = 40;
 constexpr int NUM_WARPS = 4;
 constexpr int ROWS_PER_WARP = 8;
 constexpr int SMEM_BYTES = 15488;
+
+// ---- forward_simt.cu.j2
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int BLOCK_M = NUM_WARPS * ROWS_PER_WARP, BLOCK_HEADS = 1, UNIT_ROWS = BLOCK_M;
 constexpr int BLOCK_N = WARP_SIZE;
 constexpr int COLUMNS_PER_LANE = ceil_div(HEAD_DIM_V, WARP_SIZE);
 
+// ---- lib/params.cuh.j2
 // Everything that changes from call to call. Strides are in elements.
 struct Params {
     const Element* q;  // (batch, seqlen_q, heads_q, head_dim)
@@ -197,6 +222,8 @@ struct Params {
     int longest_first;
     int head_group;
 };
+
+// ---- lib/masks/causal.cuh
 // Bottom-right causal: row i sees key j iff j <= i + seqlen_k - seqlen_q.
 struct Mask {
     int seqlen_k, offset;
@@ -213,6 +240,8 @@ struct Mask {
     DEVICE int row_begin(int row) const { return 0; }
     DEVICE int row_end(int row) const { return row + offset + 1; }
 };
+
+// ---- lib/kv_tiles.cuh
 // The key tiles that a block of query rows has to visit, from the last to the first. Tiles are counted from the first key
 // that some row sees, so that a window of W keys never costs a tile more than it must. Tiles that no row sees are not
 // among them; tiles that every row sees whole need no mask.
@@ -237,6 +266,8 @@ template <int BLOCK_N> struct KvTiles {
     DEVICE int first_key(int tile) const { return key_begin + tile * BLOCK_N; }
     DEVICE bool has_key(int key) const { return key_begin <= key && key < key_end; }
 };
+
+// ---- lib/schedule.cuh
 // Which queries a block works on, and in what order blocks do.
 //
 // A block owns BLOCK_QUERIES consecutive queries of each of BLOCK_HEADS query heads that share a key/value head. Its rows
@@ -285,6 +316,8 @@ struct Work {
         return query(row) < query_end && (BLOCK_HEADS == 1 || head(row) < head_begin + head_count);
     }
 };
+
+// ---- lib/sink.cuh
 // Attention sinks: one extra logit per query head that joins the maximum and the denominator of a finished row only.
 
 // sink_dtype: 0 float32, 1 float16, 2 bfloat16, 3 float64. A null pointer is "no sink".
@@ -310,6 +343,8 @@ DEVICE RowEnd finish_row(float maximum_log2, float sum, float sink_log2) {
     float denominator = sum * scale + exp2_approx(sink_log2 - top);
     return {scale * reciprocal_approx(denominator), (top + log2_approx(denominator)) * LN2};
 }
+
+// ---- forward_simt.cu.j2
 // Shared memory: Q as floats, then one tile of K and one of V. A row of K is padded so that its length in 4-byte words is
 // odd: 32 lanes that read the same column of 32 rows then hit 32 banks.
 constexpr int K_PITCH = sizeof(Element) == 4 ? HEAD_DIM | 1 : round_up(HEAD_DIM + 2, 4) - 2;
