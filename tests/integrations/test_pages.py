@@ -44,3 +44,8 @@ def test_flash_attn(torch_gpu):
     names = run("flash-attn.md")
     assert names["out"].shape == (2, 64, 8, 64) and names["step"].shape == (2, 1, 8, 64)
     assert torch.equal(names["cache_k"][0, 40], names["k"][0, 0]) and torch.equal(names["cache_v"][1, 7], names["v"][1, 0])
+
+
+def test_sglang(torch_gpu):
+    names = run("sglang.md")
+    assert names["out"].shape == (40, 32, 64) and names["out"].isfinite().all() and torch_gpu.calls[-1]["kernel"] == "decode_mma"

@@ -125,9 +125,13 @@ def batch_of(lengths, new, page_size=4):
 
 @pytest.mark.parametrize("options, reference", [
     ({}, {}), (dict(sliding_window=3), dict(window=(2, None))), (dict(logits_soft_cap=5.0), dict(softcap=5.0)),
-    (dict(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])), dict(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])))])
+    (dict(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])), dict(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0]))),
+    (dict(kv_cache_dtype="fp8", sliding_window=30), dict(window=(29, None)))])
 def test_a_mixed_batch(vllm, torch_gpu, options, reference):
-    """A decode, a chunk of a prompt and a whole prompt, after the earlier keys have been written."""
+    """A decode, a chunk of a prompt and a whole prompt, after the earlier keys have been written; also over a cache of 8 bits,
+    which vLLM keeps as bytes, with numbers on the device that its layers have."""
+    eight = "kv_cache_dtype" in options
+    layer = SimpleNamespace(_k_scale=torch.tensor(0.5), _v_scale=torch.tensor(2.0))
     lengths, new = [9, 40, 5], [1, 20, 5]
     before, count = batch_of([8, 20, 1], [8, 20, 1])
     batch, _ = batch_of(lengths, new)
@@ -135,26 +139,30 @@ def test_a_mixed_batch(vllm, torch_gpu, options, reference):
     for one, (ns, ms) in ((before, ([8, 20, 0], [8, 20, 0])), (batch, (lengths, new))):
         one.slot_mapping = torch.cat([torch.arange(n - m, n) + 44 * b for b, (n, m) in enumerate(zip(ns, ms))])
     impl = vllm.module.AutotuneImpl(4, 64, 0.125, 2, **options)
-    cache = torch.full((33, 2, 4, 128), float("nan"), dtype=torch.bfloat16)
+    cache = torch.full((33, 2, 4, 128), float("nan")).to(torch.float8_e4m3fn if eight else torch.bfloat16)
+    cache = cache.view(torch.uint8) if eight else cache
     keys = [qkv(batch=1, rows=n, keys=n, seed=b) for b, n in enumerate(lengths)]
     old = [torch.cat([keys[b][i][0, :n] for b, n in enumerate([8, 20, 0])]) for i in (1, 2)]
-    impl.do_kv_cache_update(None, *old, cache, before.slot_mapping)
+    impl.do_kv_cache_update(layer, *old, cache, before.slot_mapping)
     fresh = [torch.cat([keys[b][i][0, -m:] for b, m in enumerate(new)] + [torch.zeros_like(keys[0][i][0, :3])]) for i in range(3)]
-    impl.do_kv_cache_update(None, fresh[1], fresh[2], cache, batch.slot_mapping)
+    impl.do_kv_cache_update(layer, fresh[1], fresh[2], cache, batch.slot_mapping)
     made = vllm.module.AutotuneMetadataBuilder(None, [], None, None).build(0, batch)
     output = torch.full((sum(new) + 3, 4, 64), 3.0, dtype=torch.bfloat16)
-    assert impl.forward(None, *fresh, cache, made, output) is output
+    assert impl.forward(layer, *fresh, cache, made, output) is output
     begin = 0
     for b, m in enumerate(new):
-        close(output[None, begin:begin + m], plain(keys[b][0][:, -m:], keys[b][1], keys[b][2], causal=True, **reference))
+        k, v = keys[b][1:]
+        if eight:
+            k, v = ((x.float() / scale).to(torch.float8_e4m3fn).float() * scale for x, scale in ((k, 0.5), (v, 2.0)))
+        close(output[None, begin:begin + m], plain(keys[b][0][:, -m:], k, v, causal=True, **reference))
         begin += m
     assert (output[begin:] == 3).all()  # rows behind the batch, of a padded graph, are left alone
 
 
 def test_refusals_and_profiling(vllm):
     make, impl = vllm.module.AutotuneImpl, vllm.module.AutotuneImpl(4, 64, 0.125)
-    with pytest.raises(NotImplementedError, match="--kv-cache-dtype auto"):
-        make(4, 64, 0.125, kv_cache_dtype="fp8")
+    with pytest.raises(NotImplementedError, match="--kv-cache-dtype auto or fp8"):
+        make(4, 64, 0.125, kv_cache_dtype="fp8_e5m2")
     with pytest.raises(NotImplementedError, match="FLASH_ATTN"):
         make(4, 64, 0.125, attn_type="encoder")
     output = torch.ones(3, 4, 64)
@@ -169,4 +177,5 @@ def test_refusals_and_profiling(vllm):
     batch.causal = True
     made = builder.build(0, batch)
     other = builder.update_block_table(made, torch.ones(1, 1), torch.ones(1))
-    assert other.block_table.sum() == 1 and made.block_table is batch.block_table_tensor and other.seq_lens is made.seq_lens
+    assert other.batch.table.sum() == 1 and made.batch.table is batch.block_table_tensor
+    assert other.batch.lengths is made.batch.lengths
