@@ -17,7 +17,7 @@ _HOMES = {
     "attention": "calls.dense", "attention_varlen": "calls.varlen", "attention_with_kvcache": "calls.kvcache",
     "write_kvcache": "calls.writing",
     "prepare": "tuner.warmup", "source": "calls.dense", "AttentionError": "calls.dense", "UntunedWarning": "calls.dense",
-    "explain": "calls.explain", "explain_varlen": "calls.explainvarlen", "explain_with_kvcache": "calls.explaincache",
+    "explain": "calls.explain", "explain_varlen": "calls.explain", "explain_with_kvcache": "calls.explain",
     "stats": "calls.plans", "lookup": "database.lookup", "Match": "database.lookup", "tune": "tuner",
     "Problem": "core.problem", "Config": "core.config", "Gpu": "core.gpu",
 }

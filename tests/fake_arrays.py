@@ -313,8 +313,7 @@ def install(monkeypatch):
     fake.capturing = False
     for module in (arrays, plans, plan):
         monkeypatch.setattr(module, "is_capturing", lambda stream: fake.capturing)
-    for module in (plans, import_module("autotune.calls.dense"), import_module("autotune.calls.explain"),
-                   import_module("autotune.calls.explaincache"), import_module("autotune.calls.explainvarlen")):
+    for module in (plans, import_module("autotune.calls.dense"), import_module("autotune.calls.explain")):
         monkeypatch.setattr(module, "detect", lambda device=0: GPU)
     fake.built = []
 

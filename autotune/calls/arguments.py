@@ -14,7 +14,8 @@ from typing import Callable
 
 from ..device.arrays import OTHER, AttentionError, library_of
 from .call import Call
-from ..core.problem import MAX_LENGTH, Problem
+from ..core.masks import MAX_LENGTH, NUMBERS, Bounds
+from ..core.problem import Problem
 
 # What reading an array raises that is none, or has no memory of its own.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
@@ -36,7 +37,7 @@ class Described:
     empty: bool
 
 
-def describe(q, k, v, causal, window, softcap, sinks, alibi_slopes, out=None) -> Described:
+def describe(q, k, v, bounds: Bounds, softcap, sinks, alibi_slopes, out=None) -> Described:
     """What `attention` was asked for. Raises `AttentionError`, or `ProblemError` for sizes that no problem can have."""
     library = library_of(q)
     if library is OTHER:
@@ -59,7 +60,6 @@ def describe(q, k, v, causal, window, softcap, sinks, alibi_slopes, out=None) ->
                                  f"with q {shapes['q']}" + (f" and k {shapes['k']}" if name == "v" else ""))
     if not heads_kv or heads_q % heads_kv:
         raise AttentionError(f"q has {heads_q} heads and k has {heads_kv}; heads_q must be a multiple of heads_kv")
-    left, right = window_bounds(window, causal)
     if sinks is not None:
         check_sinks(library, sinks, heads_q, device)
     if alibi_slopes is not None:
@@ -67,8 +67,8 @@ def describe(q, k, v, causal, window, softcap, sinks, alibi_slopes, out=None) ->
     if out is not None:
         check_out(library, out, (batch, seqlen_q, heads_q, head_dim_v), dtype, device)
     problem = Problem(dtype=library.dtypes[dtype], batch=batch, heads_q=heads_q, heads_kv=heads_kv, seqlen_q=seqlen_q,
-                      seqlen_k=seqlen_k, head_dim=head_dim, head_dim_v=head_dim_v, window_left=left, window_right=right,
-                      softcap=softcap, alibi=alibi_slopes is not None, sinks=sinks is not None)
+                      seqlen_k=seqlen_k, head_dim=head_dim, head_dim_v=head_dim_v, softcap=softcap,
+                      alibi=alibi_slopes is not None, sinks=sinks is not None, **bounds._asdict())
     return Described(problem.simplified(), library, device, not (batch and seqlen_q and seqlen_k))
 
 
@@ -99,24 +99,32 @@ def sentence(describe: Callable, error: Exception, *arguments) -> Exception:
                           "of what traces or transforms it")
 
 
+def bounds_of(causal: bool, window, *numbers) -> Bounds:
+    """What the mask of a call hides. `numbers` are those of its arguments that `masks.NUMBERS` names. Raises `AttentionError`."""
+    bounds = Bounds(*window_bounds(window, causal), *[_bound(name, value, 0) for name, value in zip(NUMBERS, numbers)])
+    if wrong := bounds.wrong():
+        raise AttentionError(wrong)
+    return bounds
+
+
 def window_bounds(window, causal: bool) -> tuple[int | None, int | None]:
     """(left, right) of the mask. With `causal`, right is at most 0, and so 0. Raises `AttentionError`."""
     try:
         left, right = window
     except (TypeError, ValueError):
         raise AttentionError(f"window is {window!r}; it must be a pair (left, right)") from None
-    return _bound("left", left), 0 if causal else _bound("right", right)
+    left, right = (None if side is None else _bound(f"the window's {name} side", side, None)
+                   for name, side in (("left", left), ("right", right)))
+    return left, 0 if causal else right
 
 
-def _bound(name: str, value) -> int | None:
-    if value is None:
-        return None
+def _bound(name: str, value, none: int | None) -> int:
     try:
         bound = operator.index(value)
     except TypeError:
         bound = -1
     if bound < 0 or isinstance(value, bool):
-        raise AttentionError(f"the window's {name} side is {value!r}; it must be an int of at least 0, or None for no bound")
+        raise AttentionError(f"{name} is {value!r}; it must be an int of at least 0, or {none} for no bound")
     return min(bound, MAX_LENGTH)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 
 from ..core.gpu import detect
+from ..core.masks import Bounds
 from ..device.arrays import AttentionError
 from ..kernels import KERNELS, candidates, refusals
 from . import gradients
-from .arguments import number, positive_scale, window_bounds
+from .arguments import number, positive_scale
 
 
 class _Attend(torch.autograd.Function):
@@ -89,8 +90,8 @@ class Recorded:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), dsinks
 
 
-def attend(function, library, q, k, v, places: tuple, packed: gradients.Packed | None, *, causal, window, scale, softcap, sinks,
-           alibi_slopes, return_lse: bool, out, config=None):
+def attend(function, library, q, k, v, places: tuple, packed: gradients.Packed | None, *, bounds: Bounds, scale, softcap,
+           sinks, alibi_slopes, return_lse: bool, out, config=None):
     """`function`(q, k, v, *places, ...) with its gradients recorded; for `attention_varlen`, `packed` says where sequences begin.
 
     Raises `AttentionError` for what cannot be differentiated: by ALiBi slopes, by a scale, into a given `out`, twice, forwards, or
@@ -109,13 +110,11 @@ def attend(function, library, q, k, v, places: tuple, packed: gradients.Packed |
         q = -q if negative else q
     if alibi_slopes is not None:
         alibi_slopes = alibi_slopes.to(torch.float32).contiguous()
-    left, right = window_bounds(window, causal)
-    if packed is None:  # Problem.simplified
-        left = None if left is not None and left >= k.shape[1] - 1 else left
-        right = None if right is not None and right >= q.shape[1] - 1 else right
-    mask = gradients.Mask(left, right, number(softcap), scale)
+    if packed is None:
+        bounds = bounds.simplified(q.shape[1], k.shape[1])
+    mask = gradients.Mask(bounds, number(softcap), scale)
     _must_be_served(library.dtypes[q.dtype], q, k, v, mask, sinks is not None, alibi_slopes is not None, packed)
-    keywords = dict(causal=causal, window=window, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, config=config)
+    keywords = dict(**bounds.arguments, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, config=config)
     results = _Attend.apply(Recorded(function, places, keywords, library, mask, alibi_slopes, packed), q, k, v, sinks)
     return results if return_lse else results[0]
 
@@ -126,7 +125,8 @@ _refused: dict[tuple, str] = {}  # what refusals depend on -> the sentence, "" i
 def _must_be_served(dtype: str, q, k, v, mask: gradients.Mask, sinks: bool, alibi: bool, packed) -> None:
     """Raises `AttentionError` unless a kernel can compute these gradients: now, not when the loss has been computed."""
     device = q.get_device()
-    key = device, dtype, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1], mask.softcap, alibi, packed is None
+    key = device, dtype, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1], mask.bounds.kind, mask.softcap, alibi,\
+        packed is None
     message = _refused.get(key)
     if message is None:
         problem, gpu = gradients.problem_of(dtype, q, k, v, mask, sinks, alibi, packed), detect(device)

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from ..device import arrays
 from .arguments import (LARGEST_SCALE, UNREADABLE, check_out, integer, number, read_sinks, read_slopes, refuse_grad,
-                        sentence, window_bounds)
+                        sentence)
 from ..device.arrays import LIBRARIES, AttentionError, library_of
 from .call import Call
-from .dense import NO_WINDOW
 from .cachechecks import check_arrays, check_contents, check_starts
 from ..core.gpu import Gpu
 from ..kernels import candidates
 from ..kernels.decode.base import MAX_QUERIES
+from ..core.masks import CAUSAL, FULL, Bounds
 from ..core.problem import MAX_LENGTH
 
 
@@ -39,8 +39,8 @@ def forward_only(call: Call, given: Arrays, gpu: Gpu) -> bool:
     return not candidates(call.problem(), gpu) and bool(candidates(call.twin(given.queries, None)[0].problem(), gpu))
 
 
-def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, cu_seqlens_q, max_seqlen_q, max_seqlen_k, k_scale,
-               v_scale, num_splits, window, softcap, sinks, alibi_slopes, out, check, config=None) -> tuple[Call, Arrays]:
+def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, bounds: Bounds, cu_seqlens_q, max_seqlen_q, max_seqlen_k,
+               k_scale, v_scale, num_splits, softcap, sinks, alibi_slopes, out, check, config=None) -> tuple[Call, Arrays]:
     """The arguments of `attention_with_kvcache`, in its words: the call of its sequences of up to `MAX_QUERIES` queries. Raises as it
     does."""
     packed, starts = cu_seqlens_q is not None, 0
@@ -93,15 +93,16 @@ def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, 
     call.op, call.kv, call.config = "decode", "paged" if page_size else "dense", config
     call.library, call.device, call.dtype, call.kv_dtype = library, device, dtype_name, kv_dtype
     call.heads_q, call.heads_kv, call.head_dim, call.head_dim_v = heads_q, heads_kv, head_dim, head_dim_v
-    left, right = (None, 0 if causal else None) if window is NO_WINDOW else window_bounds(window, causal)
-    if right is not None and right >= queries - 1:  # Problem.simplified, without a Problem
-        right = None
-    call.window_left, call.window_right, call.softcap = left, right, softcap if type(softcap) is float else number(softcap)
+    if bounds is CAUSAL:  # Bounds.simplified, without a call
+        bounds = CAUSAL if queries > 1 else FULL
+    elif bounds is not FULL:
+        bounds = bounds.simplified(queries, None)
+    call.bounds, call.softcap = bounds, softcap if type(softcap) is float else number(softcap)
     call.page_size, call.deterministic = page_size, False
     call.batch, call.seqlen_q, call.seqlen_k = batch, min(queries, MAX_QUERIES), capacity
     call.longest_q = queries
     if queries > MAX_QUERIES:  # sequences of few, beside those of many, mostly have one: as few as do not simplify the mask away
-        call.longest_q = 2 if right is None else max(2, min(MAX_QUERIES, right + 2))
+        call.longest_q = 2 if bounds.window_right is None else max(2, min(MAX_QUERIES, bounds.window_right + 2))
     call.longest_k = capacity if max_seqlen_k is None else max_seqlen_k if type(max_seqlen_k) is int else \
         integer("max_seqlen_k", max_seqlen_k)
     call.cache_seqlens, call.cu_seqlens_q, call.page_table, call.page_table_stride = lengths, starts, table, table_stride

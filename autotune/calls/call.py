@@ -8,7 +8,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ..core import sequences
+from ..core.masks import CAUSAL, FULL
 from ..core.problem import Problem
+
+# What a problem has under the same name, besides what its mask hides.
+SHAPE = ("op", "kv", "dtype", "kv_dtype", "heads_q", "heads_kv", "head_dim", "head_dim_v", "page_size", "deterministic", "batch")
 
 bucket_batch, bucket_length = (lru_cache(1 << 16)(bucket) for bucket in (sequences.bucket_batch, sequences.bucket_length))
 
@@ -26,10 +30,9 @@ class Call:
         # who calls: adapter of the arrays' library, an array of the device, device index, cudaStream_t
         "library", "like", "device", "stream",
         # what decides the config, besides what follows: `longest_q` and `longest_k` are lengths of a sequence, about
-        "op", "kv", "dtype", "kv_dtype", "heads_q", "heads_kv", "head_dim", "head_dim_v", "window_left", "window_right", "softcap",
-        "page_size", "longest_q", "longest_k", "deterministic", "config",
+        *SHAPE, "bounds", "softcap", "longest_q", "longest_k", "config",
         # sizes and numbers
-        "batch", "seqlen_q", "seqlen_k", "scale", "sink_dtype", "k_scale", "v_scale", "k_scale_stride", "v_scale_stride",
+        "seqlen_q", "seqlen_k", "scale", "sink_dtype", "k_scale", "v_scale", "k_scale_stride", "v_scale_stride",
         "pages", "min_queries", "uniform", "num_splits",
         # addresses
         "q", "k", "v", "out", "lse", "sinks", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "cache_seqlens", "page_table",
@@ -44,9 +47,10 @@ class Call:
 
     def key(self) -> tuple:
         """What names the bucket of problems, device and config that this call belongs to."""
+        bounds = self.bounds
         return (self.op, self.kv, self.device, self.dtype, self.kv_dtype, self.heads_q, self.heads_kv, self.head_dim,
-                self.head_dim_v, self.window_left, self.window_right, self.softcap, self.alibi_slopes != 0, self.sinks != 0,
-                self.page_size, self.deterministic, self.config, bucket_batch(self.batch), bucket_length(self.longest_q),
+                self.head_dim_v, bounds if bounds is CAUSAL or bounds is FULL else bounds.bucketed(), self.softcap,
+                self.alibi_slopes != 0, self.sinks != 0, self.page_size, self.deterministic, self.config, bucket_batch(self.batch), bucket_length(self.longest_q),
                 bucket_length(self.longest_k))
 
     def set_strides(self, tensor: str, batch: int, row: int, head: int) -> None:
@@ -66,18 +70,15 @@ class Call:
 
     def problem(self) -> Problem:
         """What to compute, for whoever chooses a config. Raises `ProblemError`."""
-        return Problem(op=self.op, kv=self.kv, dtype=self.dtype, kv_dtype=self.kv_dtype, batch=self.batch,
-                       heads_q=self.heads_q, heads_kv=self.heads_kv, head_dim=self.head_dim, head_dim_v=self.head_dim_v,
-                       window_left=self.window_left, window_right=self.window_right, softcap=self.softcap,
-                       alibi=self.alibi_slopes != 0, sinks=self.sinks != 0, page_size=self.page_size,
-                       deterministic=self.deterministic, seqlen_q=self.longest_q, seqlen_k=self.longest_k).simplified()
+        return Problem(**{name: getattr(self, name) for name in SHAPE}, **self.bounds._asdict(), softcap=self.softcap,
+                       alibi=self.alibi_slopes != 0, sinks=self.sinks != 0, seqlen_q=self.longest_q,
+                       seqlen_k=self.longest_k).simplified()
 
     @staticmethod
     def of(problem: Problem, device: int, config=None) -> Call:
         """A call of `problem` without arrays, for its `key`."""
         call = Call()
-        for name in ("op", "kv", "dtype", "heads_q", "heads_kv", "head_dim", "head_dim_v", "window_left", "window_right",
-                     "page_size", "deterministic", "batch", "kv_dtype"):
+        for name in (*SHAPE, "bounds"):
             setattr(call, name, getattr(problem, name))
         call.device, call.config, call.softcap = device, config, float(problem.softcap)
         call.alibi_slopes, call.sinks = int(problem.alibi), int(problem.sinks)
@@ -85,6 +86,5 @@ class Call:
         return call
 
 
-_SHARED = ("library", "device", "dtype", "kv_dtype", "heads_q", "heads_kv", "head_dim", "head_dim_v", "window_left",
-           "window_right", "softcap", "longest_k", "deterministic", "batch", "seqlen_k", "sink_dtype", "sinks",
-           "alibi_slopes", "alibi_batch_stride", "cu_seqlens_q", "cache_seqlens", "page_table", "page_table_stride")
+_SHARED = (*SHAPE, "library", "device", "bounds", "softcap", "longest_k", "seqlen_k", "sink_dtype", "sinks", "alibi_slopes",
+           "alibi_batch_stride", "cu_seqlens_q", "cache_seqlens", "page_table", "page_table_stride")

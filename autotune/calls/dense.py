@@ -11,13 +11,14 @@ from __future__ import annotations
 from ..device import launch
 from .. import kernels
 from . import plans
-from .arguments import (UNREADABLE, check_out, describe, number, positive_scale, read_sinks, read_slopes, records, refuse_config, sentence,
-                        window_bounds)
+from .arguments import (UNREADABLE, bounds_of, check_out, describe, number, positive_scale, read_sinks, read_slopes, records,
+                        refuse_config, sentence)
 from .call import Call
 from ..device.arrays import LIBRARIES, OTHER, AttentionError, library_of
 from ..core.gpu import Gpu, detect, resolve
 from ..database.lookup import Match
 from .plans import UntunedWarning
+from ..core.masks import CAUSAL, FULL
 from ..core.problem import OPS, Problem, as_problems
 
 __all__ = ["AttentionError", "UntunedWarning", "attention", "prepare", "source"]
@@ -69,33 +70,29 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
             raise AttentionError("q, k and v do not fit together")
         dtype_name = library.dtypes[dtype]
     except UNREADABLE as error:
-        raise sentence(describe, error, q, k, v, causal, window, softcap, sinks, alibi_slopes) from None
+        raise sentence(describe, error, q, k, v, bounds_of(causal, window), softcap, sinks, alibi_slopes) from None
+    if window is NO_WINDOW:
+        bounds = CAUSAL if causal and seqlen_q > 1 else FULL
+    else:
+        bounds = bounds_of(causal, window).simplified(seqlen_q, seqlen_k)
     if library.grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or sinks is not None or out is not None
                                    or alibi_slopes is not None or library.forward_mode()):
         if records(library, q, k, v, sinks, alibi_slopes, out):
             from .autograd import attend  # with it comes torch
 
-            return attend(attention, library, q, k, v, (), None, causal=causal, window=window, scale=scale, softcap=softcap,
-                          sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, config=config)
+            return attend(attention, library, q, k, v, (), None, bounds=bounds, scale=scale, softcap=softcap, sinks=sinks,
+                          alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, config=config)
     if out is not None:
         check_out(library, out, (batch, seqlen_q, heads_q, head_dim_v), dtype, device)
     if type(softcap) is not float:
         softcap = number(softcap)
-    if window is NO_WINDOW:
-        left, right = None, 0 if causal else None
-    else:
-        left, right = window_bounds(window, causal)
-    if left is not None and left >= seqlen_k - 1:  # Problem.simplified, without a Problem
-        left = None
-    if right is not None and right >= seqlen_q - 1:
-        right = None
     call = Call()
     call.op, call.kv = "forward", "dense"
     call.library, call.device, call.config = library, device, config
     call.dtype = call.kv_dtype = dtype_name
     call.page_size, call.deterministic = 0, False
     call.heads_q, call.heads_kv, call.head_dim, call.head_dim_v = heads_q, heads_kv, head_dim, head_dim_v
-    call.window_left, call.window_right, call.softcap = left, right, softcap
+    call.bounds, call.softcap = bounds, softcap
     call.batch = batch
     call.seqlen_q = call.longest_q = seqlen_q
     call.seqlen_k = call.longest_k = seqlen_k
@@ -105,8 +102,8 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
     if alibi_slopes is not None:
         alibi_slopes = read_slopes(call, alibi_slopes)
     if not (batch and seqlen_q and seqlen_k):
-        return _empty(library, q, k, v, (batch, seqlen_q, heads_q, head_dim_v), causal, window, scale, softcap, sinks,
-                      alibi_slopes, return_lse, out)
+        return _empty(library, q, k, v, (batch, seqlen_q, heads_q, head_dim_v), bounds, scale, softcap, sinks, alibi_slopes,
+                      return_lse, out)
     call.stream = library.stream(device)
     plan = plans.find(call.key()) or plans.plan_of(call)
 
@@ -225,9 +222,9 @@ def suited(library, array, aligned: bool) -> tuple:
     return array, view
 
 
-def _empty(library, q, k, v, shape, causal, window, scale, softcap, sinks, alibi_slopes, return_lse, out):
+def _empty(library, q, k, v, shape, bounds, scale, softcap, sinks, alibi_slopes, return_lse, out):
     """The result where there is no query or no key: nothing to launch."""
-    describe(q, k, v, causal, window, softcap, sinks, alibi_slopes, out)
+    describe(q, k, v, bounds, softcap, sinks, alibi_slopes, out)
     if scale is not None:
         positive_scale(scale)
     out = library.empty(q, shape) if out is None else out

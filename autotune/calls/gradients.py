@@ -7,15 +7,15 @@ from typing import NamedTuple
 from . import plans
 from .arguments import read_sinks, read_slopes
 from .call import Call
+from ..core.masks import Bounds
 from ..core.problem import Problem
 from ..kernels.backward.base import TENSORS
 
 
 class Mask(NamedTuple):
-    """What of a call decides gradients besides its arrays. `left` and `right` are those of the problem, `scale` is above 0."""
+    """What of a call decides gradients besides its arrays. `scale` is above 0."""
 
-    left: int | None
-    right: int | None
+    bounds: Bounds
     softcap: float
     scale: float
     deterministic: bool = False  # the same bits every time
@@ -38,8 +38,9 @@ def problem_of(dtype: str, q, k, v, mask: Mask, sinks: bool, alibi: bool, packed
     else:
         batch, lengths = len(packed.cu_seqlens_q) - 1, (packed.longest_q, packed.longest_k)
     return Problem(op="backward", dtype=dtype, batch=batch, heads_q=heads_q, heads_kv=k.shape[-2], seqlen_q=lengths[0],
-                   seqlen_k=lengths[1], head_dim=head_dim, head_dim_v=v.shape[-1], window_left=mask.left, window_right=mask.right,
-                   softcap=mask.softcap, alibi=alibi, sinks=sinks, kv="dense" if packed is None else "varlen", deterministic=mask.deterministic).simplified()
+                   seqlen_k=lengths[1], head_dim=head_dim, head_dim_v=v.shape[-1], softcap=mask.softcap,
+                   alibi=alibi, sinks=sinks, kv="dense" if packed is None else "varlen", deterministic=mask.deterministic,
+                   **mask.bounds._asdict()).simplified()
 
 
 def differentiate(library, q, k, v, out, lse, dout, dlse, sinks, slopes, mask: Mask, packed: Packed | None,
@@ -56,7 +57,7 @@ def differentiate(library, q, k, v, out, lse, dout, dlse, sinks, slopes, mask: M
     call.dtype = call.kv_dtype = library.dtypes[library.vector(q)[3]]
     *_, call.heads_q, call.head_dim = q.shape
     *_, call.heads_kv, call.head_dim_v = v.shape
-    call.window_left, call.window_right, call.softcap, call.scale = mask.left, mask.right, float(mask.softcap), mask.scale
+    call.bounds, call.softcap, call.scale = mask.bounds, float(mask.softcap), mask.scale
     call.page_size, call.deterministic = 0, mask.deterministic
     if packed is None:
         call.batch, call.seqlen_q, call.seqlen_k = q.shape[0], q.shape[1], k.shape[1]

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from ..device import arrays
 from . import plans
-from .arguments import positive_scale, refuse_config
+from .arguments import bounds_of, positive_scale, refuse_config
 from ..device.arrays import LIBRARIES, OTHER, library_of
+from ..core.masks import CAUSAL, FULL
 from .dense import NO_WINDOW, attention, unsuited
 from .cachecall import Arrays, forward_only, understand
 from .call import Call
@@ -67,8 +68,9 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
             max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_scale=k_scale, v_scale=v_scale, num_splits=num_splits,
             causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
             return_lse=return_lse, out=out)
-    call, given = understand(library, q, k_cache, v_cache, cache_seqlens, page_table, causal, cu_seqlens_q, max_seqlen_q,
-                             max_seqlen_k, k_scale, v_scale, num_splits, window, softcap, sinks, alibi_slopes, out, check, config)
+    bounds = (CAUSAL if causal else FULL) if window is NO_WINDOW else bounds_of(causal, window)
+    call, given = understand(library, q, k_cache, v_cache, cache_seqlens, page_table, bounds, cu_seqlens_q, max_seqlen_q,
+                             max_seqlen_k, k_scale, v_scale, num_splits, softcap, sinks, alibi_slopes, out, check, config)
     if given.whole:
         return attention(q, k_cache, v_cache, causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
                          alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, config=config)

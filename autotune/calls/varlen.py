@@ -8,10 +8,11 @@ Where sequences begin stays on the device, so a captured CUDA graph can be repla
 from __future__ import annotations
 
 from . import plans
-from .arguments import (UNREADABLE, check_out, number, positive_scale, read_sinks, read_slopes, records, refuse_config, sentence,
-                        window_bounds)
+from .arguments import (UNREADABLE, bounds_of, check_out, number, positive_scale, read_sinks, read_slopes, records, refuse_config,
+                        sentence)
 from .call import Call
 from ..device.arrays import LIBRARIES, OTHER, AttentionError, library_of
+from ..core.masks import CAUSAL, FULL
 from .dense import NO_WINDOW, suited, unsuited
 from .varlenchecks import describe_varlen, longest_of, read_packed
 
@@ -39,6 +40,7 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
         return library.ops.attention_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=causal,
             window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
+    bounds = (CAUSAL if causal else FULL) if window is NO_WINDOW else bounds_of(causal, window)
     vector = library.vector
     try:
         q_pointer, (total_q, heads_q, head_dim), (q0, q1, q2), dtype, device = vector(q)
@@ -52,8 +54,8 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
             raise AttentionError("q, k, v and where sequences begin do not fit together")
         dtype_name = library.dtypes[dtype]
     except UNREADABLE as error:
-        raise sentence(describe_varlen, error, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window, softcap, sinks,
-                        alibi_slopes) from None
+        raise sentence(describe_varlen, error, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, bounds, softcap,
+                       sinks, alibi_slopes) from None
     if library.grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or sinks is not None or out is not None
                                    or alibi_slopes is not None or library.forward_mode()):
         if records(library, q, k, v, sinks, alibi_slopes, out):
@@ -62,7 +64,7 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
 
             starts = [each.contiguous() for each in (cu_seqlens_q, cu_seqlens_k)]
             places = *starts, longest_of("max_seqlen_q", max_seqlen_q, total_q), longest_of("max_seqlen_k", max_seqlen_k, total_k)
-            return attend(attention_varlen, library, q, k, v, places, Packed(*places), causal=causal, window=window, scale=scale,
+            return attend(attention_varlen, library, q, k, v, places, Packed(*places), bounds=bounds, scale=scale,
                           softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, config=config)
     batch = size - 1
     if out is not None:
@@ -73,14 +75,13 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
         longest_q, longest_k = longest_of("max_seqlen_q", longest_q, total_q), longest_of("max_seqlen_k", longest_k, total_k)
     if type(softcap) is not float:
         softcap = number(softcap)
-    left, right = (None, 0 if causal else None) if window is NO_WINDOW else window_bounds(window, causal)
     call = Call()
     call.op, call.kv = "forward", "varlen"
     call.library, call.device, call.config = library, device, config
     call.dtype = call.kv_dtype = dtype_name
     call.page_size, call.deterministic = 0, False
     call.heads_q, call.heads_kv, call.head_dim, call.head_dim_v = heads_q, heads_kv, head_dim, head_dim_v
-    call.window_left, call.window_right, call.softcap = left, right, softcap
+    call.bounds, call.softcap = bounds, softcap
     call.batch, call.seqlen_q, call.seqlen_k, call.longest_q, call.longest_k = batch, total_q, total_k, longest_q, longest_k
     call.sinks = call.sink_dtype = call.alibi_slopes = 0
     if sinks is not None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from .arguments import Described, check_out, check_sinks, check_slopes, integer, number, window_bounds
+from .arguments import Described, check_out, check_sinks, check_slopes, integer, number
 from ..device.arrays import OTHER, AttentionError, library_of
 from .cachecall import integers
+from ..core.masks import Bounds
 from ..core.problem import MAX_LENGTH, Problem
 
 _SHAPES = {"q": "(total_q, heads_q, head_dim)", "k": "(total_k, heads_kv, head_dim)", "v": "(total_k, heads_kv, head_dim_v)",
            "out": "(total_q, heads_q, head_dim_v)"}
 
 
-def describe_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window, softcap, sinks, alibi_slopes,
-                    out=None) -> Described:
+def describe_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, bounds: Bounds, softcap, sinks,
+                    alibi_slopes, out=None) -> Described:
     """What `attention_varlen` was asked for. Raises `AttentionError`, or `ProblemError` for sizes that no problem can have."""
     library = library_of(q)
     if library is OTHER:
@@ -42,7 +43,6 @@ def describe_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqle
     batch = sizes[0] - 1
     longest = [longest_of(name, value, total) for name, value, total in (
         ("max_seqlen_q", max_seqlen_q, total_q), ("max_seqlen_k", max_seqlen_k, total_k))]
-    left, right = window_bounds(window, causal)
     if sinks is not None:
         check_sinks(library, sinks, heads_q, device)
     if alibi_slopes is not None:
@@ -51,8 +51,8 @@ def describe_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqle
         read_packed(library, "out", out)
         check_out(library, out[None], (1, total_q, heads_q, head_dim_v), dtype, device)
     problem = Problem(dtype=library.dtypes[dtype], kv="varlen", batch=batch, heads_q=heads_q, heads_kv=heads_kv,
-                      seqlen_q=longest[0], seqlen_k=longest[1], head_dim=head_dim, head_dim_v=head_dim_v, window_left=left,
-                      window_right=right, softcap=number(softcap), alibi=alibi_slopes is not None, sinks=sinks is not None)
+                      seqlen_q=longest[0], seqlen_k=longest[1], head_dim=head_dim, head_dim_v=head_dim_v,
+                      softcap=number(softcap), alibi=alibi_slopes is not None, sinks=sinks is not None, **bounds._asdict())
     return Described(problem, library, device, not (batch and total_q and total_k))
 
 

@@ -119,7 +119,8 @@ def make_inputs(problem: Problem, kind: str, seed: int = 0, xp=np, sequences: Se
 def visible_range(problem: Problem, rows, length=None, queries=None):
     """(first, end): row i sees the keys first[i] <= j < end[i]. `rows` is an int64 array of numpy or cupy; `length` and
     `queries`, of shapes that go with it, are how many keys and queries there are if not seqlen_k and seqlen_q."""
-    return problem.bounds.visible(rows, problem.seqlen_q if queries is None else queries, problem.seqlen_k if length is None else length)
+    queries, length = problem.seqlen_q if queries is None else queries, problem.seqlen_k if length is None else length
+    return problem.bounds.visible(rows, queries, length)
 
 
 class _Generator:

@@ -42,10 +42,14 @@ class Bounds(NamedTuple):
         """Without what hides nothing of so many queries and keys, so that a cheaper kernel can serve; None: the number of keys is not
         known. The last query sees keys up to keys - 1 + right, the first one from keys - queries - left."""
         left, right = self.window_left, self.window_right
+        if left is None and right is None:
+            return FULL
         if left is not None and keys is not None and left >= keys - 1:
             left = None
         if right is not None and right >= queries - 1:
             right = None
+        if left is None and right is None:
+            return FULL
         return self if left == self.window_left and right == self.window_right else Bounds(left, right)
 
     def bucketed(self) -> Bounds:
@@ -102,6 +106,7 @@ class Bounds(NamedTuple):
 
 
 FULL, CAUSAL = Bounds(), Bounds(None, 0)
+NUMBERS = Bounds._fields[2:]  # what calls take besides `causal` and `window`: ints of at least 0
 # Of each kind, such as models have: what covers are tuned for.
 TYPICAL = {"full": (FULL,), "causal": (CAUSAL,), "window": tuple([Bounds(left, 0) for left in (127, 511, 1023, 4095)])}
 

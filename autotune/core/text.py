@@ -42,7 +42,8 @@ def _bounded_int(digits: str) -> int:
     return int(digits.lstrip("0")[:12] or 0)  # longer numbers are out of every range anyway; keep int() cheap
 
 
-_FEATURES = f"causal, {', '.join(f'{token}N' for token in COUNTED)}, softcapX, alibi, sinks, varlen, pageN, packed, deterministic, kvDTYPE, outDTYPE"
+_FEATURES = f"causal, {', '.join(f'{token}N' for token in COUNTED)}, softcapX, alibi, sinks, varlen, pageN, packed, " \
+            "deterministic, kvDTYPE, outDTYPE"
 _FLAGS = {"causal": {"window_right": 0}, "alibi": {"alibi": True}, "sinks": {"sinks": True}, "varlen": {"kv": "varlen"},
           "packed": {"packed_queries": True}, "deterministic": {"deterministic": True}}
 

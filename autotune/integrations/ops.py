@@ -18,14 +18,15 @@ from functools import partial, wraps
 import torch
 
 from ..calls import dense, kvcache, varlen, writing
-from ..calls.arguments import window_bounds
+from ..calls.arguments import bounds_of, window_bounds
 from ..calls.autograd import attend
 from ..calls.gradients import Packed
 from ..calls.varlenchecks import longest_of
+from ..core.masks import NUMBERS
 from ..device.arrays import AttentionError, TorchArrays, library_of
 
 MASK = "*, bool causal=False, SymInt left=-1, SymInt right=-1, float? scale=None, float softcap=0.0, Tensor? sinks=None, " \
-       "Tensor? alibi_slopes=None, bool return_lse=False"
+       "Tensor? alibi_slopes=None, bool return_lse=False" + "".join(f", SymInt {name}=0" for name in NUMBERS)
 PACKED = "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k"
 CACHE = "Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens=None, Tensor? page_table=None, " \
         "Tensor? cu_seqlens_q=None, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, Tensor? k_scale=None, " \
@@ -58,32 +59,29 @@ def without_autocast(run):
 
 
 @without_autocast
-def run_attention(q, k, v, *, causal=False, left=-1, right=-1, scale=None, softcap=0.0, sinks=None, alibi_slopes=None,
-                  return_lse=False, out=None):
+def run_attention(q, k, v, *, return_lse=False, out=None, **mask):
     """(out, lse) of `calls.attention`; as the operator has them."""
-    result = dense.attention(q, k, v, out=out, **_mask(causal, left, right, scale, softcap, sinks, alibi_slopes, return_lse))
+    result = dense.attention(q, k, v, return_lse=return_lse, out=out, **_mask(**mask))
     return result if return_lse else (result, _no_lse(q))
 
 
 @without_autocast
-def run_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, causal=False, left=-1, right=-1,
-               scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None):
+def run_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, return_lse=False, out=None, **mask):
     """(out, lse) of `calls.attention_varlen`."""
-    result = varlen.attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, out=out,
-                                     **_mask(causal, left, right, scale, softcap, sinks, alibi_slopes, return_lse))
+    result = varlen.attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, return_lse=return_lse,
+                                     out=out, **_mask(**mask))
     return result if return_lse else (result, _no_lse(q))
 
 
 @without_autocast
 def run_kvcache(q, k_cache, v_cache, cache_seqlens=None, page_table=None, cu_seqlens_q=None, max_seqlen_q=None, max_seqlen_k=None,
-                k_scale=None, v_scale=None, k_factor=None, v_factor=None, num_splits=None, *, causal=False, left=-1, right=-1,
-                scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None):
+                k_scale=None, v_scale=None, k_factor=None, v_factor=None, num_splits=None, *, return_lse=False, out=None, **mask):
     """(out, lse) of `calls.attention_with_kvcache`. `k_factor` and `v_factor` are scales that are numbers."""
     result = kvcache.attention_with_kvcache(
         q, k_cache, v_cache, cache_seqlens=cache_seqlens, page_table=page_table, cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_scale=k_factor if k_scale is None else k_scale,
-        v_scale=v_factor if v_scale is None else v_scale, num_splits=num_splits, out=out,
-        **_mask(causal, left, right, scale, softcap, sinks, alibi_slopes, return_lse))
+        v_scale=v_factor if v_scale is None else v_scale, num_splits=num_splits, return_lse=return_lse, out=out,
+        **_mask(**mask))
     return result if return_lse else (result, _no_lse(q))
 
 
@@ -93,10 +91,9 @@ def run_write(k, v, k_cache, v_cache, slot_mapping, k_scale=None, v_scale=None, 
                           v_scale=v_factor if v_scale is None else v_scale)
 
 
-def _mask(causal, left, right, scale, softcap, sinks, alibi_slopes, return_lse) -> dict:
+def _mask(left=-1, right=-1, **rest) -> dict:
     window = (None if left < 0 else left, None if right < 0 else right)
-    return dict(causal=causal, window=dense.NO_WINDOW if window == dense.NO_WINDOW else window, scale=scale, softcap=softcap,
-                sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse)
+    return {"window": dense.NO_WINDOW if window == dense.NO_WINDOW else window, **rest}
 
 
 def _no_lse(q):
@@ -134,7 +131,7 @@ def attention(q, k, v, *, out=None, **mask):
     """`autotune.attention` through its operator, its floats cast as autocast asks."""
     q, k, v = _lowered(q, k, v)
     if _records_under_autocast(q, k, v, mask["sinks"]):
-        return attend(dense.attention, library_of(q), q, k, v, (), None, out=out, **mask)
+        return attend(dense.attention, library_of(q), q, k, v, (), None, out=out, **_bounded(mask))
     return _called("attention", out, (q, k, v), mask, dict(q=q, k=k, v=v))
 
 
@@ -144,7 +141,7 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
     if _records_under_autocast(q, k, v, mask["sinks"]):
         places = (*(starts.contiguous() for starts in (cu_seqlens_q, cu_seqlens_k)),
                   longest_of("max_seqlen_q", max_seqlen_q, q.shape[0]), longest_of("max_seqlen_k", max_seqlen_k, k.shape[0]))
-        return attend(varlen.attention_varlen, library_of(q), q, k, v, places, Packed(*places), out=out, **mask)
+        return attend(varlen.attention_varlen, library_of(q), q, k, v, places, Packed(*places), out=out, **_bounded(mask))
     inputs = q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     return _called("attention_varlen", out, inputs, mask, dict(q=q, k=k, v=v))
 
@@ -177,12 +174,18 @@ def _called(name: str, out, inputs: tuple, mask: dict, arrays: dict):
     left, right = window_bounds(mask["window"], causal)
     rest = dict(causal=causal, left=-1 if left is None else left, right=-1 if right is None else right,
                 scale=None if scale is None else float(scale), softcap=float(mask["softcap"]), sinks=sinks, alibi_slopes=slopes,
-                return_lse=mask["return_lse"])
+                return_lse=mask["return_lse"], **{name: mask[name] for name in NUMBERS})
     if out is None:
         result, lse = getattr(torch.ops.autotune, name).default(*inputs, **rest)
     else:
         result, lse = out, getattr(torch.ops.autotune, f"{name}_out").default(out, *inputs, **rest)
     return (result, lse) if mask["return_lse"] else result
+
+
+def _bounded(mask: dict) -> dict:
+    """The arguments of a call with what its mask hides as `attend` takes it."""
+    rest = dict(mask)
+    return {"bounds": bounds_of(rest.pop("causal"), rest.pop("window"), *[rest.pop(name) for name in NUMBERS]), **rest}
 
 
 def _records_under_autocast(q, *others) -> bool:

@@ -9,8 +9,8 @@ from typing import Callable, Iterator, Mapping, NamedTuple, Protocol
 from ..core.config import Config, Parameter, Value, typed
 from ..core.gpu import Gpu
 from ..core.problem import Problem, Static
-from .fields import (LEAST_ALIBI_SCALE, LOG2E, MAX_FLOAT, Field, bounded, mask_fields, params_bytes, params_format,  # noqa: F401  asked here too
-                     reciprocal)
+from .fields import (LEAST_ALIBI_SCALE, LOG2E, MAX_FLOAT, Field, bounded, mask_fields, params_bytes,  # noqa: F401  asked here too
+                     params_format, reciprocal)
 
 WARP_SIZE = 32
 

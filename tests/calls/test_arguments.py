@@ -9,6 +9,7 @@ from fake_arrays import Tensor, fake_gpu, qkv, random  # noqa: F401 (a fixture)
 
 import autotune
 from autotune.calls import arguments
+from autotune.core.masks import CAUSAL
 from autotune.device.arrays import AttentionError
 from autotune.core.problem import ProblemError
 
@@ -98,7 +99,8 @@ def test_what_requires_grad_goes_through_autograd(gpu, monkeypatch):
         array.requires_grad = True
         assert autotune.attention(q, k, v, causal=True, sinks=sinks, alibi_slopes=slopes) == "recorded"
         array.requires_grad = False
-    assert len(recorded) == 5 and all(function is autotune.attention and keywords["causal"] for function, keywords in recorded)
+    assert len(recorded) == 5 and all(function is autotune.attention and keywords["bounds"] == CAUSAL
+                                  for function, keywords in recorded)
     out, lse = autotune.attention(q, k, v, sinks=sinks, return_lse=True)
     assert len(recorded) == 5 and gpu.launches
 

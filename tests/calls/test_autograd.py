@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from autotune.calls import autograd, gradients  # noqa: E402
 from autotune.calls.arguments import records  # noqa: E402
 from autotune.core.gpu import by_name  # noqa: E402
+from autotune.core.masks import CAUSAL, FULL  # noqa: E402
 from autotune.device.arrays import AttentionError, library_of  # noqa: E402
 
 
@@ -40,7 +41,7 @@ def backward(library, q, k, v, out, lse, dout, dlse, sinks, slopes, mask, packed
     arrays = [array.detach().float().requires_grad_() for array in (q, k, v)]
     sink = None if sinks is None else sinks.detach().float().requires_grad_()
     with torch.enable_grad():
-        out, lse = plain(*arrays, sink, mask.scale, mask.right == 0, None if packed is None else packed.cu_seqlens_q.tolist())
+        out, lse = plain(*arrays, sink, mask.scale, mask.bounds == CAUSAL, None if packed is None else packed.cu_seqlens_q.tolist())
         loss = (out * dout.float()).sum() + (0 if dlse is None else (lse * dlse).sum())
         found = torch.autograd.grad(loss, arrays + ([sink] if sink is not None else []))
     return *(each.to(array.dtype) for each, array in zip(found, (q, k, v))), found[3].to(sinks.dtype) if want_sinks else None
@@ -55,8 +56,8 @@ def on_the_cpu(monkeypatch):
 
 def attend(q, k, v, *, causal=True, scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None, starts=None):
     places = () if starts is None else (starts, starts, len(q), len(q))
-    return autograd.attend(forward, library_of(q), q, k, v, places, gradients.Packed(*places) if places else None, causal=causal,
-                           window=(None, None), scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
+    return autograd.attend(forward, library_of(q), q, k, v, places, gradients.Packed(*places) if places else None,
+                           bounds=CAUSAL if causal else FULL, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
                            return_lse=return_lse, out=out)
 
 
