@@ -1,9 +1,9 @@
-"""Writes ``generated/``: for each kind of problem in a database the source that serves it, with a header for its readers.
+"""Writes ``generated/``: what of templates/ and a database is there to be read.
 
-One file for each kernel and kind of problem (`Static.kind`), ``<gpu>/<kernel>-<kind>.cu``: the winner of the largest problem. Its
-header names the winners of the others; their sources differ in head dims and in what their configs say, and `autotune source
-PROBLEM` prints them. The folder is a function of templates/ and the database: `check` says where it is not. Needs
-NVRTC, for the resources in the headers, and no GPU.
+``<kernel>-<kind>.cu`` is one source for each kernel and kind of problem (`Static.kind`) of which a record ships on any GPU: that of
+the largest problem's winner. An op without records is there with a default. ``<gpu>.md`` has the winners of one GPU; their sources
+differ in head dims and in what their configs say, and `autotune source PROBLEM` prints them. So a tuned GPU adds a table. The folder is a function of templates/ and the database: `check` says where it is not. Needs NVRTC, for the resources in the headers,
+and no GPU.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ import os
 import textwrap
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Callable
 
+from . import winners
 from ..cuda import compile
+from ..core.config import Config, ConfigError
+from ..core.gpu import Gpu
+from ..core.problem import OPS, Problem, ProblemError
 from ..database import view
-from ..core.config import Config
 from ..database.view import DatabaseError
-from ..kernels import kernel_of
+from ..kernels import default_config, kernel_of
 from ..kernels.base import Kernel
 from ..database.record import Record
 
@@ -46,6 +51,8 @@ def write(folder: Path, root: Path) -> list[Path]:
         for path in _left_over(folder, wanted):
             path.unlink()
             changed.append(path)
+            if path.parent != folder and not any(path.parent.iterdir()):
+                path.parent.rmdir()
     except OSError as error:
         raise DatabaseError(f"{folder} was not written: {error.strerror or error}") from error
     return changed
@@ -67,7 +74,7 @@ def check(folder: Path, root: Path) -> list[str]:
 
 
 def sources(root: Path) -> dict[Path, str]:
-    """Path in generated/ -> text, for every record of the database at `root`, sorted.
+    """Path in generated/ -> text, for the database at `root`, sorted.
 
     Raises `DatabaseError` if any part of the database cannot be used: what is missing there must not vanish from generated/.
     """
@@ -75,67 +82,77 @@ def sources(root: Path) -> dict[Path, str]:
     if findings := view.check(files, compiled=False):
         raise DatabaseError(f"generated/ cannot be made from {root}: {len(findings)} part(s) of it cannot be used, "
                             f"the first: {findings[0]}")
-    groups: dict[Path, list[Record]] = defaultdict(list)
+    by_gpu: dict[str, list[Record]] = defaultdict(list)
     for file in map(view.read, files):
-        for record in file.records:
-            groups[Path(file.path.parent.name) / file_name(record)].append(record)
+        by_gpu[file.path.parent.name] += file.records
+    makers: dict[Path, Callable[[], str]] = {}
+    for gpu, records in by_gpu.items():
+        makers[Path(f"{gpu}.md")] = lambda gpu=gpu, records=records: winners.text_of(gpu, _gpu_of(records[0]), records, MARK)
+    for name, example in _examples([record for records in by_gpu.values() for record in records]).items():
+        makers[Path(name)] = lambda example=example: _source(*example)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC compiles without the GIL
-        return dict(zip(sorted(groups), pool.map(lambda path: _source(groups[path]), sorted(groups))))
+        return dict(zip(sorted(makers), pool.map(lambda path: makers[path](), sorted(makers))))
 
 
-def file_name(record: Record) -> str:
-    """``forward_mma-forward-bf16-causal.cu``"""
-    return f"{record.config.kernel}-{record.problem.static.kind}.cu"
+def _examples(records: list[Record]) -> dict[str, tuple[Problem, Config, Gpu, str]]:
+    """File name -> (problem, config, GPU, what they are), for each kernel and kind: of several, the largest problem."""
+    ordered = sorted(records, key=lambda record: (-record.problem.flops, record.problem.text, record.gpu.name, record.config.text))
+    found: dict[str, tuple[Problem, Config, Gpu, str]] = {}
+    for record in ordered:
+        name = winners.file_name(kernel_of(record.config), record.problem.static.kind)
+        if name not in found:
+            gpu = _gpu_of(record)
+            found[name] = record.problem, record.config, gpu, f"the winner of {record.problem} on {gpu.name}; <gpu>.md has others"
+    for op in OPS:
+        if ordered and not any(record.problem.op == op for record in ordered):
+            found |= _default_of(op, ordered, _gpu_of(ordered[0]))
+    return found
 
 
-def _source(records: list[Record]) -> str:
-    """The file of `records`, which share a kernel, a kind of problem and a GPU."""
-    records = sorted(records, key=lambda record: (-record.problem.flops, record.problem.text))
-    first = records[0]
-    kernel, gpu = kernel_of(first.config), view.gpu_of(first.gpu)
+def _default_of(op: str, records: list[Record], gpu: Gpu) -> dict[str, tuple[Problem, Config, Gpu, str]]:
+    """What an op without records is shown with: the default of the plainest problem of `records`, of those the largest, as one
+    of `op`, that there is."""
+    for record in sorted(records, key=lambda record: len(record.problem.static.kind) - len(record.problem.op)):
+        try:
+            problem = replace(record.problem, op=op)
+            config = default_config(problem, gpu)
+        except (ProblemError, ConfigError):
+            continue
+        what = f"the default of {problem} on {gpu.name}: no record of such a problem ships"
+        return {winners.file_name(kernel_of(config), problem.static.kind): (problem, config, gpu, what)}
+    return {}
+
+
+def _gpu_of(record: Record) -> Gpu:
+    gpu = view.gpu_of(record.gpu)
     if gpu is None:
-        raise DatabaseError(f"{first.gpu.name} has arch {first.gpu.arch}, which gpus.yaml does not know; add the arch there")
-    binary = compile.build(first.problem.static, first.config, gpu)
-    lines = [f"{kernel.name} for {first.problem.static.text} on {first.gpu.name}; {MARK} from templates/ and tuning_db/",
+        raise DatabaseError(f"{record.gpu.name} has arch {record.gpu.arch}, which gpus.yaml does not know; add the arch there")
+    return gpu
+
+
+def _source(problem: Problem, config: Config, gpu: Gpu, what: str) -> str:
+    kernel = kernel_of(config)
+    binary = compile.build(problem.static, config, gpu)
+    lines = [f"{kernel.name} for {problem.static.text}; {MARK} from templates/ and tuning_db/",
              "",
-             *_wrapped("config     ", _line(_of_kind(kernel, first.config, "compile"))),
-             *(f"resources  {line}" for line in _resources(kernel, first, binary)),
+             *_wrapped("shown      ", what),
+             *_wrapped("config     ", _line(_of_kind(kernel, config, "compile"))),
+             *_wrapped("launch     ", _line(_of_kind(kernel, config, "launch"))),
+             *(f"resources  {line}" for line in _resources(kernel, problem, config, binary)),
              f"compiler   NVRTC {binary.nvrtc}, -arch={binary.target}; options {' '.join(compile.OPTIONS)}",
-             f"again      autotune source {first.problem} --gpu {gpu.name} --config '{first.config}'",
-             "", "serves"]
-    mine = [record for record in records if record.problem.static == first.problem.static
-            and kernel.compile_key(record.config) == kernel.compile_key(first.config)]
-    for record in mine:
-        lines += [f"  {record.problem}", *(f"      {line}" for line in _served(kernel, record))]
-    others = [record for record in records if record not in mine]
-    if others:
-        lines += ["", "other winners, whose sources `autotune source PROBLEM` prints"]
-    for record in others:
-        changed = {name: value for name, value in kernel.compile_key(record.config) if value != first.config[name]}
-        lines += [f"  {record.problem}", *_wrapped("      with ", _line(changed)),
-                  *(f"      {line}" for line in _served(kernel, record))]
+             f"again      autotune source {problem} --gpu {gpu.name} --config '{config}'"]
     header = "".join(f"// {line}".rstrip() + "\n" for line in lines)
     return f"{header}\n{binary.source}"
 
 
-def _resources(kernel: Kernel, record: Record, binary: compile.Binary) -> list[str]:
-    steps = {step.entry: step for step in kernel.plan(record.problem, record.config)}
+def _resources(kernel: Kernel, problem: Problem, config: Config, binary: compile.Binary) -> list[str]:
+    steps = {step.entry: step for step in kernel.plan(problem, config)}
     lines = []
     for entry, used in binary.entries.items():
         step = steps.get(entry)
         launched = f", {step.block} threads, {step.smem_bytes} bytes of shared memory" if step else ""
         lines.append(f"{entry}: {used.registers} registers, {used.spill_bytes} bytes spilled{launched}")
     return lines
-
-
-def _served(kernel: Kernel, record: Record) -> list[str]:
-    launch = _line(_of_kind(kernel, record.config, "launch"))
-    rate = f"{record.problem.flops / record.time_us * 1e-6:.0f} TFLOP/s"
-    result = f"{record.time_us:.6g} us {record.evidence} ({rate})"
-    if record.speedup:
-        result += f", {record.speedup:.3f} x as fast as the default"
-    trials = f"the best of {record.trials}, {len(record.ties)} within noise of it, {record.date}"
-    return [*([f"launched with {launch}"] if launch else []), result, trials]
 
 
 def _of_kind(kernel: Kernel, config: Config, kind: str) -> dict:
@@ -159,8 +176,8 @@ def _text(path: Path) -> str | None:
 
 def _left_over(folder: Path, wanted: dict[Path, str]) -> list[Path]:
     """Files of ours that nothing asks for. Whatever lacks the mark was put there by somebody and is left alone."""
-    return [path for path in sorted(folder.glob("*/*.cu"))
-            if path.relative_to(folder) not in wanted and MARK in (_text(path) or "").partition("\n")[0]]
+    return [path for path in sorted(folder.rglob("*.*")) if path.suffix in (".cu", ".md")
+            and path.relative_to(folder) not in wanted and MARK in (_text(path) or "").partition("\n")[0]]
 
 
 def _aligned(a: str, b: str) -> list[tuple[str, str]]:

@@ -2,12 +2,15 @@
 
 import dataclasses
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from autotune.cli import generated as build
 from autotune.cuda import compile
+from autotune.cuda.render import render
 from autotune.database import view as database
 from autotune.core import gpu
 from autotune import kernels
@@ -19,6 +22,9 @@ H200 = gpu.by_name("nvidia-h200")
 PROBLEM = Problem.parse("forward-bf16-b1-h32x8-q8192-k8192-d64-causal")
 KERNEL = kernels.candidates(PROBLEM, H200)[0]
 CONFIG = next(legal(KERNEL, PROBLEM.static, H200))
+SMALLEST = Problem.parse("forward-bf16-b1-h2x2-q64-k64-d64")
+SMALL = kernels.KERNELS["forward_simt"].default(SMALLEST, H200)
+MOST_BYTES = 1.5 * 2**20  # of generated/, however many GPUs are tuned
 
 
 def varied(config, kind):
@@ -67,64 +73,112 @@ def generated(tmp_path):
     return tmp_path / "generated"
 
 
-def test_one_file_for_each_kind_of_problem_with_the_source_of_the_largest(root, generated):
+@pytest.fixture
+def recorded_only(monkeypatch):
+    """Without the source of an op that has no record: it takes a compile."""
+    monkeypatch.setattr(build, "OPS", ("forward",))
+
+
+def test_one_source_for_each_kind_of_problem_and_one_table_for_each_gpu(root, generated, recorded_only):
     launch, compiled = next(varied(CONFIG, "launch")), next(varied(CONFIG, "compile"))
     longer = dataclasses.replace(PROBLEM, seqlen_q=16384, seqlen_k=16384)
     small, full = dataclasses.replace(PROBLEM, heads_q=2, heads_kv=2), dataclasses.replace(PROBLEM, window_right=None)
     wide = dataclasses.replace(PROBLEM, heads_q=4, heads_kv=4, head_dim=72, head_dim_v=72)
-    plain = KERNEL.default(wide, H200)
-    database.write([record(), record(longer, launch), record(small, compiled), record(full),
-                    record(wide, plain, default_config=plain)], root)
-    paths = build.write(generated, root)
-    assert {path.name for path in paths} == {f"{KERNEL.name}-forward-bf16.cu", f"{KERNEL.name}-forward-bf16-causal.cu"}
-    assert {path.parent.name for path in paths} == {"nvidia-h200"}
-    text, = (path.read_text() for path in paths if str(longer) in path.read_text())
-    header, _, body = text.partition("\n\n")
+    plain = kernels.default_config(wide, H200)
+    other = KERNEL.config(wide.static, {**plain.values, "head_group": 64 // plain["head_group"]})
+    half = dataclasses.replace(GpuKey.of(H200), name="half-h200", sms=66)
+    database.write([record(), record(longer, launch), record(small, compiled, default_config=None, default_time_us=None),
+                    record(full), record(wide, plain, default_config=other), record(gpu=half)], root)
+    texts = {path.relative_to(generated).as_posix(): path.read_text() for path in build.write(generated, root)}
+    name = f"{KERNEL.name}-forward-bf16"
+    assert list(texts) == [f"{name}-causal.cu", f"{name}.cu", "half-h200.md", "nvidia-h200.md"]
+    header, _, body = texts[f"{name}-causal.cu"].partition("\n\n")
     assert body == binary().source == binary(launch).source
     assert all(line.startswith("//") for line in header.splitlines())
     resources = binary().entries[KERNEL.name]
-    for fact in (PROBLEM.text, longer.text, f"{resources.registers} registers", f"{resources.spill_bytes} bytes spilled",
-                 f"{CONFIG['smem_bytes']} bytes of shared memory", "412.5 us measured", "1.091 x",
-                 compile.nvrtc_version(), f"--config '{launch}'", f"autotune source {longer} --gpu nvidia-h200", build.MARK):
-        assert fact in header, fact
-    assert f"{full.text}\n" not in header
-    serves, _, others = header.partition("other winners")
-    assert serves.index(longer.text) < serves.index(f"  {PROBLEM.text}") and small.text not in serves
-    assert wide.text in others
-    (name, value), = (item for item in compiled.items if item not in CONFIG.items and item[0] != "smem_bytes")
-    assert small.text in others and f"{name}={str(value).lower()}" in others and PROBLEM.text not in others
+    for fact in (f"winner of {longer} on nvidia-h200", f"{resources.registers} registers", f"{resources.spill_bytes} bytes spilled",
+                 f"{CONFIG['smem_bytes']} bytes of shared memory", compile.nvrtc_version(), f"--config '{launch}'",
+                 f"autotune source {longer} --gpu nvidia-h200", build.MARK):
+        assert fact in " ".join(header.replace("//", " ").split()), fact
+
+    rows = {row[0]: row for row in (line.strip("|\n").split("|") for line in texts["nvidia-h200.md"].splitlines()) if len(row) > 6}
+    assert set(rows) == {"problem", "---", full.text, small.text, wide.text, PROBLEM.text, longer.text}
+    column = rows["problem"].index
+    parameter, = (p for p, value in launch.items if CONFIG[p] != value)
+    assert rows[longer.text][column(parameter)] != rows[PROBLEM.text][column(parameter)]
+    assert rows[PROBLEM.text][column("us")] == "412.5" and rows[PROBLEM.text][column("gain")] == "1.091"
+    assert rows[wide.text][column("gain")] == "the default"  # which it is today, whatever it was faster than then
+    assert rows[small.text][column("gain")] == "-"
+    assert f"[forward-bf16-causal]({name}-causal.cu)" in texts["nvidia-h200.md"] and build.MARK in texts["half-h200.md"]
+    assert PROBLEM.text in texts["half-h200.md"] and f"|{full.text}|" not in texts["half-h200.md"]
 
 
-def test_the_source_compiles_as_it_stands_to_the_cubin_of_its_record(root):
+def test_an_op_without_records_is_shown_with_a_default(root, monkeypatch):
+    monkeypatch.setattr(compile, "build", rendered_only)
+    database.write([record(sha="0" * 64)], root)
+    shown = dataclasses.replace(PROBLEM, op="backward")
+    default = kernels.default_config(shown, H200)
+    name = Path(f"{default.kernel}-backward-bf16-causal.cu")  # none of decode: those are too many queries
+    texts = build.sources(root)
+    assert list(texts) == sorted([name, Path(f"{KERNEL.name}-forward-bf16-causal.cu"), Path("nvidia-h200.md")])
+    words = " ".join(texts[name].replace("//", " ").split())
+    assert f"--config '{default}'" in words and f"the default of {shown} on nvidia-h200: no record" in words
+
+
+def rendered_only(static, config, gpu):
+    """`compile.build` without a compiler: nothing is known of resources."""
+    target = kernels.kernel_of(config).target(gpu)
+    return SimpleNamespace(source=render(static, config, target), target=target, nvrtc="13.0.88", entries={})
+
+
+def test_ten_tuned_gpus_fit(root, monkeypatch):
+    """Each with all problems of the one that ships: sources are the same, and a table is added."""
+    monkeypatch.setattr(compile, "build", rendered_only)
+    shipped = database.shipped_root()
+    first, = {path.parent for path in database.paths(shipped)}
+    for name, sms in ((first.name, 132), (f"half-{first.name}", 66)):
+        (root / name).mkdir(parents=True)
+        for file in first.glob("*.yaml"):
+            text = file.read_text().replace("name: nvidia-h200", f"name: {name}")
+            (root / name / file.name).write_text(text.replace("sms: 132", f"sms: {sms}"))
+    sizes = {path.as_posix(): len(text.encode()) for path, text in build.sources(root).items()}
+    if (folder := shipped.parent / "generated").is_dir():
+        assert set(sizes) == {path.name for path in folder.iterdir()} | {f"half-{first.name}.md"}
+    assert sum(sizes.values()) + 8 * sizes[f"half-{first.name}.md"] < MOST_BYTES
+
+
+def test_the_source_compiles_as_it_stands_to_the_cubin_of_its_record(root, recorded_only):
     database.write([record()], root)
-    text, = build.sources(root).values()
+    text = build.sources(root)[Path(f"{KERNEL.name}-forward-bf16-causal.cu")]
     assert compile.compile_source(text, KERNEL.target(H200)).sha256 == record().cubin_sha256
 
 
-def test_check_says_what_differs(root, generated):
+def test_check_says_what_differs(root, generated, recorded_only):
     database.write([record()], root)
-    finding, = build.check(generated, root)
-    assert finding.endswith("missing")
-    path, = build.write(generated, root)
+    assert [finding.partition(": ")[2] for finding in build.check(generated, root)] == ["missing", "missing"]
+    path, table = build.write(generated, root)
     assert build.check(generated, root) == [] == build.write(generated, root)
 
     good = path.read_text()
-    path.write_text(good.replace("412.5 us", "300.0 us"))
-    assert "differs" in build.check(generated, root)[0] and "300.0 us" in build.check(generated, root)[0]
+    rows = table.read_text()
+    table.write_text(rows.replace("|412.5|", "|300.0|"))
+    assert "differs" in build.check(generated, root)[0] and "|300.0|" in build.check(generated, root)[0]
+    table.write_text(rows)
     path.write_text(good + "\n// more")
     assert "differs" in build.check(generated, root)[0]
     assert build.write(generated, root) == [path] and path.read_text() == good
 
-    left_over, mine = path.with_name("old.cu"), path.with_name("notes.cu")
+    left_over, mine = generated / "old" / "old.cu", path.with_name("notes.md")
+    left_over.parent.mkdir()
     left_over.write_text(good)
     mine.write_text("// kept by hand\n")
     assert build.check(generated, root) == [f"{left_over}: no record asks for it"]
     assert build.write(generated, root) == [left_over] and mine.exists() and not left_over.exists()
 
 
-def test_nothing_vanishes_because_the_database_cannot_be_read(root, generated):
+def test_nothing_vanishes_because_the_database_cannot_be_read(root, generated, recorded_only):
     path, = database.write([record()], root)
-    source, = build.write(generated, root)
+    source, _ = build.write(generated, root)
     path.write_text("records: [")
     with pytest.raises(database.DatabaseError, match="cannot be made"):
         build.write(generated, root)
@@ -190,4 +244,4 @@ def test_what_ships_is_legal_current_and_built():
         pytest.skip(f"generated/ is made by another NVRTC than the {here} here")
     generated = root.parent / "generated"
     assert build.check(generated, root) == []
-    assert sum(path.stat().st_size for path in generated.rglob("*") if path.is_file()) < 1.5e6
+    assert sum(path.stat().st_size for path in generated.rglob("*") if path.is_file()) < MOST_BYTES

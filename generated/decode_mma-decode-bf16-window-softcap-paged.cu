@@ -1,34 +1,14 @@
-// decode_mma for decode-bf16-d128-window-paged on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// decode_mma for decode-bf16-d256-window-softcap-paged; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128
-//            min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=true smem_bytes=65536
-// resources  decode_mma: 198 registers, 0 bytes spilled, 128 threads, 65536 bytes of shared memory
+// shown      the winner of decode-bf16-b8-h16x8-q1-k8192-d256-left4095-softcap50-page16 on nvidia-h200; <gpu>.md has
+//            others
+// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=false l2_prefetch=128
+//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=true smem_bytes=139264
+// launch     pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
+// resources  decode_mma: 245 registers, 0 bytes spilled, 128 threads, 139264 bytes of shared memory
 // resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b32-h32x8-q1-k8192-d128-left4095-page16 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=true smem_bytes=65536 pieces=96 last_block_merges=true prefetch_tiles=1 trigger_tiles=1'
-//
-// serves
-//   decode-bf16-b32-h32x8-q1-k8192-d128-left4095-page16
-//       launched with pieces=96 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       122.69 us measured (18 TFLOP/s), 1.010 x as fast as the default
-//       the best of 46, 2 within noise of it, 2026-12-01 03:16:38 UTC
-//
-// other winners, whose sources `autotune source PROBLEM` prints
-//   decode-bf16-b32-h32x16-q1-k8192-d128-left1023-page16
-//       with num_warps=2 min_blocks_per_sm=1 speculative_start=false smem_bytes=40960
-//       launched with pieces=792 last_block_merges=true prefetch_tiles=1 trigger_tiles=4
-//       63.706 us measured (8 TFLOP/s), 1.033 x as fast as the default
-//       the best of 12, 1 within noise of it, 2026-12-01 03:16:48 UTC
-//   decode-bf16-b64-h64x8-q1-k8192-d64-left127-sinks-page16
-//       with q_in_registers=false min_blocks_per_sm=4 speculative_start=false smem_bytes=36864
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=8
-//       8.61411 us measured (16 TFLOP/s), 1.072 x as fast as the default
-//       the best of 47, 2 within noise of it, 2026-12-01 03:17:12 UTC
-//   decode-bf16-b1-h64x8-q1-k8192-d64-left127-sinks-page16
-//       with num_warps=8 min_blocks_per_sm=1
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=0 trigger_tiles=8
-//       3.80517 us measured (1 TFLOP/s), 1.000 x as fast as the default
-//       the best of 0, 0 within noise of it, 2026-12-01 03:16:04 UTC
+// again      autotune source decode-bf16-b8-h16x8-q1-k8192-d256-left4095-softcap50-page16 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=false l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=true smem_bytes=139264 pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=0'
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -54,6 +34,7 @@
 //   lib/ptx/dependent.cuh
 //   lib/constants.cuh.j2
 //   lib/params.cuh.j2
+//   lib/scores/softcap.cuh
 //   lib/masks/window.cuh
 //   lib/pieces.cuh
 //   lib/tile.cuh
@@ -441,17 +422,17 @@ using Element = bf16;
 using KvElement = bf16;
 
 // ---- lib/constants.cuh.j2
-constexpr int HEAD_DIM = 128;
-constexpr int HEAD_DIM_V = 128;
+constexpr int HEAD_DIM = 256;
+constexpr int HEAD_DIM_V = 256;
 constexpr int BLOCK_M = 16;
 constexpr int BLOCK_HEADS_KV = 1;
 constexpr int BLOCK_N = 16;
 constexpr int NUM_WARPS = 4;
 constexpr int NUM_STAGES = 2;
-constexpr bool Q_IN_REGISTERS = true;
+constexpr bool Q_IN_REGISTERS = false;
 constexpr int L2_PREFETCH = 128;
-constexpr int MIN_BLOCKS_PER_SM = 2;
-constexpr int SMEM_BYTES = 65536;
+constexpr int MIN_BLOCKS_PER_SM = 1;
+constexpr int SMEM_BYTES = 139264;
 
 // ---- decode_mma.cu.j2
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
@@ -515,10 +496,30 @@ struct Params {
     int k_scale_stride;  // 0 or 1
     int v_scale_stride;
     float v_scale;  // of an 8-bit cache, beside v_scales
+    float softcap_log2;  // soft cap * log2(e)
     int prefetch_tiles;  // tiles of each warp that are prefetched, 0: none
     int trigger_tiles;  // tiles that each warp has left when the next kernel may come, 0: none
     int pages;  // of the cache: numbers of pages below it are taken for right
 };
+
+// ---- lib/scores/softcap.cuh
+// Soft cap: a score s becomes cap * tanh(s * scale / cap), before the mask. What is left here is the tanh; the softmax's own
+// factor is then cap * log2(e).
+// 1 - 2 / (e^2x + 1) has an absolute error of 2^-23, where tanh.approx has 2^-11; near 0, where that is too much for a large
+// cap, the series takes its place.
+DEVICE float tanh_approx(float x) {
+    if (x * x < 1e-3f) return x * (1.0f - x * x * (1.0f / 3));
+    return 1.0f - 2.0f * reciprocal_approx(exp2_approx(2.0f * LOG2E * x) + 1.0f);
+}
+template <int TILES_M, int TILES_N, int ELEMENTS>
+DEVICE void cap_scores(float (&s)[TILES_M][TILES_N][ELEMENTS], float softcap_scale) {
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+        for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+            for (int i = 0; i < ELEMENTS; ++i) s[m][n][i] = tanh_approx(s[m][n][i] * softcap_scale);
+}
 
 // ---- lib/masks/window.cuh
 // A window, inclusive on both sides: row i sees key j iff i + offset - left <= j <= i + offset + right, with
@@ -1510,6 +1511,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         copy_async_wait<2 * NUM_STAGES>();
         sync_block();
     }
+    const float softcap_scale = scale_log2 * reciprocal_approx(p.softcap_log2);
+    scale_log2 = p.softcap_log2;  // of what is left after tanh
     auto q_fragment = [&](u32 (&a)[4], int m, int d) {
         if constexpr (Q_IN_REGISTERS) {
 #pragma unroll
@@ -1534,6 +1537,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         multiply_qk(s, k_tile(stage), q_fragment);
         sync_warp();  // and all lanes have read it
         load_k(stage, ahead, here);
+        cap_scores(s, softcap_scale);
         if (tiles.needs_mask(tile)) mask_scores(s, mask, Work{p, piece.rows}, 0, tiles, tile);
         rescale_output(o, move_maximum<RESCALE_SLACK, true>(s, rows, scale_log2));
         exponentiate<true>(s, rows, scale_log2);

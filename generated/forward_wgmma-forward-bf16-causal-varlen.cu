@@ -1,154 +1,12 @@
-// forward_wgmma for forward-bf16-d128-causal on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// forward_wgmma for forward-bf16-d128-causal-varlen; written by `autotune build` from templates/ and tuning_db/
 //
-// config     num_warpgroups=3 block_heads=4 block_n=80 num_stages=2 q_stages=2 overlap=true ping_pong=false
-//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=180480
-// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 180480 bytes of shared memory
+// shown      the winner of forward-bf16-b64-h32x8-q3328-k3328-d128-causal-varlen on nvidia-h200; <gpu>.md has others
+// config     num_warpgroups=3 block_heads=4 block_n=80 num_stages=3 q_stages=2 overlap=true ping_pong=false
+//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=221440
+// launch     longest_first=true head_group=8 persistent=true num_splits=1
+// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 221440 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b1-h32x8-q65536-k65536-d128-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=4 block_n=80 num_stages=2 q_stages=2 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=180480 longest_first=true head_group=8 persistent=true num_splits=1'
-//
-// serves
-//   forward-bf16-b1-h32x8-q65536-k65536-d128-causal
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       47227 us measured (745 TFLOP/s), 1.000 x as fast as the default
-//       the best of 2, 0 within noise of it, 2026-12-01 03:15:28 UTC
-//   forward-bf16-b1-h32x8-q32768-k32768-d128-causal
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       11897.2 us measured (739 TFLOP/s), 1.000 x as fast as the default
-//       the best of 22, 1 within noise of it, 2026-12-01 03:15:26 UTC
-//   forward-bf16-b1-h32x8-q16384-k16384-d128-causal
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       2970.7 us measured (740 TFLOP/s), 1.000 x as fast as the default
-//       the best of 20, 0 within noise of it, 2026-12-01 03:15:25 UTC
-//   forward-bf16-b1-h32x8-q8192-k8192-d128-causal
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       723.184 us measured (760 TFLOP/s), 1.000 x as fast as the default
-//       the best of 28, 3 within noise of it, 2026-12-01 03:15:24 UTC
-//   forward-bf16-b1-h32x8-q4096-k4096-d128-causal
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       205.232 us measured (670 TFLOP/s), 1.000 x as fast as the default
-//       the best of 20, 0 within noise of it, 2026-12-01 03:15:24 UTC
-//
-// other winners, whose sources `autotune source PROBLEM` prints
-//   forward-bf16-b1-h64x8-q65536-k65536-d64-causal
-//       with block_heads=1 block_n=128 q_stages=1 ping_pong=true smem_bytes=90304
-//       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       61990.4 us measured (568 TFLOP/s), 1.000 x as fast as the default
-//       the best of 12, 2 within noise of it, 2026-12-01 03:15:35 UTC
-//   forward-bf16-b1-h64x8-q65536-k65536-d64-causal-sinks
-//       with block_heads=1 block_n=128 q_stages=1 ping_pong=true smem_bytes=90304
-//       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       61974.1 us measured (568 TFLOP/s), 1.000 x as fast as the default
-//       the best of 12, 1 within noise of it, 2026-12-01 03:15:38 UTC
-//   forward-bf16-b1-h16x16-q16384-k16384-d128-causal
-//       with block_heads=1 num_stages=3 q_stages=1 integer_max=true smem_bytes=172224
-//       launched with longest_first=true head_group=8 persistent=false num_splits=1
-//       1522 us measured (722 TFLOP/s), 1.050 x as fast as the default
-//       the best of 30, 2 within noise of it, 2026-12-01 03:15:21 UTC
-//   forward-bf16-b1-h32x32-q16384-k16384-d64-causal
-//       with block_heads=1 block_n=128 q_stages=1 ping_pong=true smem_bytes=90304
-//       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       2024.88 us measured (543 TFLOP/s), 1.000 x as fast as the default
-//       the best of 23, 1 within noise of it, 2026-12-01 03:15:31 UTC
-//   forward-bf16-b1-h8x8-q16384-k16384-d256-causal
-//       with num_warpgroups=2 block_heads=1 block_n=64 q_stages=1 smem_bytes=196800
-//       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       1495.7 us measured (735 TFLOP/s), 1.000 x as fast as the default
-//       the best of 27, 1 within noise of it, 2026-12-01 03:15:17 UTC
-//   forward-bf16-b1-h32x8-q2048-k32768-d128-causal
-//       with num_warpgroups=2 block_heads=2 block_n=176 q_stages=1 integer_max=true smem_bytes=213184
-//       launched with longest_first=true head_group=2 persistent=true num_splits=1
-//       1466.82 us measured (726 TFLOP/s), 1.070 x as fast as the default
-//       the best of 25, 1 within noise of it, 2026-12-01 03:15:24 UTC
-//   forward-bf16-b2-h16x16-q8192-k8192-d192-causal
-//       with num_warpgroups=2 block_heads=1 block_n=96 q_stages=1 smem_bytes=196800
-//       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       1084.77 us measured (760 TFLOP/s), 1.000 x as fast as the default
-//       the best of 22, 1 within noise of it, 2026-12-01 03:15:41 UTC
-//   forward-bf16-b2-h16x16-q8192-k8192-d160-causal
-//       with num_warpgroups=2 block_heads=1 block_n=96 q_stages=1 smem_bytes=196800
-//       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       1019.15 us measured (674 TFLOP/s), 1.000 x as fast as the default
-//       the best of 22, 1 within noise of it, 2026-12-01 03:15:40 UTC
-//   forward-bf16-b2-h16x16-q8192-k8192-d192x128-causal
-//       with num_warpgroups=2 block_heads=1 block_n=96 q_stages=1 smem_bytes=172224
-//       launched with longest_first=true head_group=4 persistent=false num_splits=1
-//       1016.4 us measured (676 TFLOP/s), 1.000 x as fast as the default
-//       the best of 22, 2 within noise of it, 2026-12-01 03:15:42 UTC
-//   forward-bf16-b1-h64x8-q8192-k8192-d64-causal
-//       with block_heads=8 block_n=128 q_stages=1 ping_pong=true integer_max=true smem_bytes=90304
-//       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       923.808 us measured (595 TFLOP/s), 1.068 x as fast as the default
-//       the best of 22, 0 within noise of it, 2026-12-01 03:15:32 UTC
-//   forward-bf16-b1-h64x8-q8192-k8192-d64-causal-sinks
-//       with block_heads=8 block_n=128 q_stages=1 ping_pong=true integer_max=true smem_bytes=90304
-//       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       950.304 us measured (579 TFLOP/s), 1.073 x as fast as the default
-//       the best of 14, 0 within noise of it, 2026-12-01 03:15:32 UTC
-//   forward-bf16-b2-h16x16-q8192-k8192-d96-causal
-//       with block_heads=1 block_n=96 ping_pong=true smem_bytes=196864
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       653.808 us measured (631 TFLOP/s), 1.000 x as fast as the default
-//       the best of 22, 0 within noise of it, 2026-12-01 03:15:40 UTC
-//   forward-bf16-b2-h16x16-q8192-k8192-d80-causal
-//       with block_heads=1 block_n=96 ping_pong=true smem_bytes=196864
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       642.576 us measured (535 TFLOP/s), 1.000 x as fast as the default
-//       the best of 24, 0 within noise of it, 2026-12-01 03:15:40 UTC
-//   forward-bf16-b4-h16x16-q4096-k4096-d128-causal
-//       with num_warpgroups=2 block_heads=1 block_n=128 ping_pong=true integer_max=true smem_bytes=196864
-//       launched with longest_first=true head_group=32 persistent=true num_splits=1
-//       425.36 us measured (646 TFLOP/s), 1.101 x as fast as the default
-//       the best of 28, 0 within noise of it, 2026-12-01 03:15:42 UTC
-//   forward-bf16-b8-h16x16-q2048-k2048-d128-causal
-//       with num_warpgroups=2 block_heads=1 block_n=128 ping_pong=true integer_max=true smem_bytes=196864
-//       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       244.916 us measured (561 TFLOP/s), 1.000 x as fast as the default
-//       the best of 27, 0 within noise of it, 2026-12-01 03:15:43 UTC
-//   forward-bf16-b2-h16x16-q8192-k8192-d32-causal
-//       with block_heads=1 block_n=144 num_stages=3 q_stages=1 ping_pong=true integer_max=true smem_bytes=135360
-//       launched with longest_first=true head_group=32 persistent=true num_splits=1
-//       419.573 us measured (328 TFLOP/s), 1.017 x as fast as the default
-//       the best of 28, 0 within noise of it, 2026-12-01 03:15:39 UTC
-//   forward-bf16-b1-h128x128-q1024-k1024-d192x128-causal
-//       with num_warpgroups=2 block_heads=1 block_n=64 num_stages=3 smem_bytes=221440
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       93.3328 us measured (461 TFLOP/s), 1.000 x as fast as the default
-//       the best of 63, 1 within noise of it, 2026-12-01 03:15:39 UTC
-//   forward-bf16-b32-h16x16-q512-k512-d128-causal
-//       with num_warpgroups=2 block_heads=1 block_n=128 ping_pong=true integer_max=true smem_bytes=196864
-//       launched with longest_first=true head_group=32 persistent=true num_splits=1
-//       91.9568 us measured (374 TFLOP/s), 1.245 x as fast as the default
-//       the best of 22, 0 within noise of it, 2026-12-01 03:15:43 UTC
-//   forward-bf16-b32-h32x32-q512-k512-d64-causal
-//       with num_warpgroups=1 block_heads=1 block_n=48 min_blocks_per_sm=4 smem_bytes=41216
-//       launched with longest_first=true head_group=4 persistent=true num_splits=1
-//       122.31 us measured (281 TFLOP/s), 1.120 x as fast as the default
-//       the best of 23, 0 within noise of it, 2026-12-01 03:15:44 UTC
-//   forward-bf16-b1-h32x8-q2048-k2048-d128-causal
-//       with num_warpgroups=2 block_n=128 ping_pong=true integer_max=true smem_bytes=196864
-//       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       61.4507 us measured (559 TFLOP/s), 1.000 x as fast as the default
-//       the best of 17, 2 within noise of it, 2026-12-01 03:15:21 UTC
-//   forward-bf16-b1-h32x8-q1024-k1024-d128-causal
-//       with num_warpgroups=1 min_blocks_per_sm=2 smem_bytes=114944
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       20.8767 us measured (412 TFLOP/s), 1.075 x as fast as the default
-//       the best of 14, 0 within noise of it, 2026-12-01 03:15:21 UTC
-//   forward-bf16-b1-h64x8-q1024-k1024-d64-causal-sinks
-//       with num_warpgroups=1 block_heads=8 block_n=48 min_blocks_per_sm=4 smem_bytes=41216
-//       launched with longest_first=true head_group=4 persistent=true num_splits=1
-//       25.0732 us measured (343 TFLOP/s), 1.046 x as fast as the default
-//       the best of 17, 0 within noise of it, 2026-12-01 03:15:31 UTC
-//   forward-bf16-b1-h32x32-q1024-k1024-d96-causal
-//       with num_warpgroups=2 block_heads=1 block_n=128 ping_pong=true integer_max=true smem_bytes=196864
-//       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       20.4493 us measured (315 TFLOP/s), 1.000 x as fast as the default
-//       the best of 65, 0 within noise of it, 2026-12-01 03:15:30 UTC
-//   forward-bf16-b16-h32x8-q128-k128-d128-causal
-//       with num_warpgroups=1 block_n=48 num_stages=3 rescale_slack=-1 min_blocks_per_sm=2 smem_bytes=106752
-//       launched with longest_first=true head_group=1 persistent=true num_splits=1
-//       16.6397 us measured (130 TFLOP/s), 1.101 x as fast as the default
-//       the best of 22, 0 within noise of it, 2026-12-01 03:15:43 UTC
+// again      autotune source forward-bf16-b64-h32x8-q3328-k3328-d128-causal-varlen --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=4 block_n=80 num_stages=3 q_stages=2 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=221440 longest_first=true head_group=8 persistent=true num_splits=1'
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -171,9 +29,10 @@
 //   lib/ptx/stmatrix.cuh
 //   lib/constants.cuh.j2
 //   lib/params.cuh.j2
-//   lib/masks/causal.cuh
+//   lib/sequences/varlen.cuh
+//   lib/masks/packed/causal.cuh
 //   lib/tight_tiles.cuh
-//   lib/schedule.cuh
+//   lib/packed_schedule.cuh
 //   lib/tile.cuh
 //   lib/rescale.cuh
 //   lib/warpgroup_mask.cuh
@@ -183,7 +42,8 @@
 //   lib/task.cuh
 //   lib/warpgroup_tiles.cuh
 //   lib/warpgroup_memory.cuh
-//   lib/loads.cuh
+//   lib/boxes/varlen.cuh
+//   lib/packed_loads.cuh
 //   lib/results/finished.cuh
 
 // ---- lib/base.cuh
@@ -620,16 +480,16 @@ constexpr int HEAD_DIM_V = 128;
 constexpr int NUM_WARPGROUPS = 3;
 constexpr int BLOCK_HEADS = 4;
 constexpr int BLOCK_N = 80;
-constexpr int NUM_STAGES = 2;
+constexpr int NUM_STAGES = 3;
 constexpr int Q_STAGES = 2;
 constexpr bool OVERLAP = true;
 constexpr bool PING_PONG = false;
 constexpr int RESCALE_SLACK = 8;
 constexpr bool INTEGER_MAX = false;
 constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 180480;
-constexpr int LOADER_REGISTERS = 32;
-constexpr int REGISTERS = 160;
+constexpr int SMEM_BYTES = 221440;
+constexpr int LOADER_REGISTERS = 56;
+constexpr int REGISTERS = 152;
 
 // ---- forward_wgmma.cu.j2
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
@@ -644,11 +504,11 @@ struct Params {
     TensorMap k_map;
     TensorMap v_map;
     TensorMap out_map;
-    const Element* q;  // (batch, seqlen_q, heads_q, head_dim)
-    const Element* k;  // (batch, seqlen_k, heads_kv, head_dim)
-    const Element* v;  // (batch, seqlen_k, heads_kv, head_dim_v)
-    Element* out;  // (batch, seqlen_q, heads_q, head_dim_v)
-    float* lse;  // (batch, heads_q, seqlen_q), or null
+    const Element* q;  // (seqlen_q, heads_q, head_dim): the queries of all sequences, one sequence after the other
+    const Element* k;  // (seqlen_k, heads_kv, head_dim)
+    const Element* v;  // (seqlen_k, heads_kv, head_dim_v)
+    Element* out;  // as q, with head_dim_v
+    float* lse;  // (heads_q, seqlen_q), or null
     const void* sinks;  // (heads_q), or null
     long long q_batch_stride;
     long long q_row_stride;
@@ -662,11 +522,11 @@ struct Params {
     long long out_batch_stride;
     long long out_row_stride;
     long long out_head_stride;
-    int batch;
+    int batch;  // sequences
     int heads_q;
     int group;  // query heads per key/value head
-    int seqlen_q;
-    int seqlen_k;
+    int seqlen_q;  // of all sequences together
+    int seqlen_k;  // of all sequences together
     int window_left;
     int window_right;
     int sink_dtype;
@@ -674,24 +534,48 @@ struct Params {
     int head_group;
     int longest_first;
     u32* tickets;  // a counter, 0 between launches, from which blocks draw their work; null: each has its own
+    const int* cu_seqlens_q;  // (batch + 1): where each sequence's queries begin, and the end
+    const int* cu_seqlens_k;  // (batch + 1): the same of keys
 };
 
-// ---- lib/masks/causal.cuh
-// Bottom-right causal: row i sees key j iff j <= i + seqlen_k - seqlen_q.
+// ---- lib/sequences/varlen.cuh
+// Sequences of any length that follow each other in packed arrays. Rows and keys are counted through all of them, so that row
+// r is row r of the array: an address needs no more than in a batch of one.
+struct Keys {  // of a sequence
+    int number;    // among the sequences
+    int key_begin, key_end;
+    int diagonal;  // row i stands at key i + diagonal
+};
+struct Sequence : Keys {
+    int row_begin, row_end;  // queries
+
+    Sequence() = default;
+    // Empty beyond the last one. Lengths are cut to what the arrays have, so that wrong ones read nothing outside.
+    DEVICE Sequence(const Params& p, int n) : Keys{n, 0, 0, 0}, row_begin(0), row_end(0) {
+        if (n >= p.batch) return;
+        row_begin = min_of(max_of(p.cu_seqlens_q[n], 0), p.seqlen_q);
+        row_end = min_of(max_of(p.cu_seqlens_q[n + 1], row_begin), p.seqlen_q);
+        key_begin = min_of(max_of(p.cu_seqlens_k[n], 0), p.seqlen_k);
+        key_end = min_of(max_of(p.cu_seqlens_k[n + 1], key_begin), p.seqlen_k);
+        diagonal = key_end - row_end;
+    }
+};
+
+// ---- lib/masks/packed/causal.cuh
+// Bottom-right causal: row i sees the keys of its sequence up to i + diagonal.
 struct Mask {
-    int seqlen_k, offset;
-    DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
-    DEVICE Mask(const Params&, int queries, int keys) : seqlen_k(keys), offset(keys - queries) {}
+    int first, diagonal;
+    DEVICE Mask(const Params&, const Keys& keys) : first(keys.key_begin), diagonal(keys.diagonal) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
-    DEVICE int key_begin(int row_begin) const { return 0; }
-    DEVICE int key_end(int row_end) const { return max_of(0, row_end + offset); }
+    DEVICE int key_begin(int row_begin) const { return first; }
+    DEVICE int key_end(int row_end) const { return max_of(first, row_end + diagonal); }
     // Keys inside [shared_begin, shared_end) are seen by all of them.
-    DEVICE int shared_begin(int row_end) const { return 0; }
-    DEVICE int shared_end(int row_begin) const { return max_of(0, row_begin + offset + 1); }
-    // Row `row` sees keys [row_begin, row_end).
+    DEVICE int shared_begin(int row_end) const { return first; }
+    DEVICE int shared_end(int row_begin) const { return max_of(first, row_begin + diagonal + 1); }
+    // Row `row` sees keys [row_begin, row_end) of its tiles' own: none of those comes before the sequence.
     static constexpr bool HAS_ROW_BEGIN = false;
     DEVICE int row_begin(int row) const { return 0; }
-    DEVICE int row_end(int row) const { return row + offset + 1; }
+    DEVICE int row_end(int row) const { return row + diagonal + 1; }
 };
 
 // ---- lib/tight_tiles.cuh
@@ -725,53 +609,117 @@ template <int BLOCK_N> struct KvTiles {
     DEVICE int right(int tile) const { return shared_end - first_key(tile); }
 };
 
-// ---- lib/schedule.cuh
-// Which queries a block works on, and in what order blocks do.
+// ---- lib/packed_schedule.cuh
+// Which queries of which sequence a block works on, and in what order, where the lengths stand on the device.
 //
 // A block owns BLOCK_QUERIES consecutive queries of each of BLOCK_HEADS query heads that share a key/value head. Its rows
-// come in units of UNIT_ROWS, each of which holds the same queries of one head after the other. More heads and fewer
-// queries see fewer keys in all under a window.
+// come in units of UNIT_ROWS, each of which holds the same queries of one head after the other. The first block of a sequence
+// is the one that is not full: under a causal mask its rows see the fewest keys, so those that are missing cost little.
 //
-// `head_group` neighbouring sets of heads run together, all of one block of queries before the next, so that their K and V
-// stay in L2; with `longest_first` the last queries, which see most keys under a causal mask, start first and the short
-// blocks fill the tail.
+// The work of a launch is counted in items, one for a block of queries and a set of heads. Within a sequence, `head_group`
+// neighbouring sets of heads run together, all of one block of queries before the one before it, so that their K and V stay in
+// L2. With `longest_first`, sequences with many keys come before those with a quarter as many, and short items fill the tail.
 constexpr int BLOCK_QUERIES = BLOCK_M / BLOCK_HEADS;
 constexpr int UNIT_QUERIES = UNIT_ROWS / BLOCK_HEADS;
 static_assert(BLOCK_M % UNIT_ROWS == 0 && UNIT_ROWS % BLOCK_HEADS == 0, "every head has the same queries");
 
-struct Work {
-    int batch, head_kv;
-    int head_begin, head_count;  // query heads
-    int query_begin, query_end;  // queries that exist
+DEVICE int head_sets(const Params& p) { return p.heads_q / p.group * ceil_div(p.group, BLOCK_HEADS); }
+DEVICE int query_blocks(const Sequence& s) { return ceil_div(s.row_end - s.row_begin, BLOCK_QUERIES); }
+DEVICE int items_of(const Params& p, const Sequence& s) { return query_blocks(s) * head_sets(p); }
+
+struct Work : Keys {
+    static constexpr int batch = 0;  // packed arrays are one batch entry
+    int head_kv;
+    int head_begin, head_count;  // query heads; none if there is nothing to do
+    int query_begin, query_end;  // rows that exist
 
     Work() = default;
-    DEVICE Work(const Params& p, int block) {
-        const int query_blocks = ceil_div(p.seqlen_q, BLOCK_QUERIES);
-        const int sets_per_kv = ceil_div(p.group, BLOCK_HEADS), sets = p.heads_q / p.group * sets_per_kv;
-        const int section = block / (query_blocks * p.head_group);
-        const int within = block - section * query_blocks * p.head_group;
-        const int sets_here = min_of(p.head_group, sets * p.batch - section * p.head_group);
-        const int query_block = within / sets_here;
-        const int set_of_batch = section * p.head_group + within - query_block * sets_here;
-        batch = set_of_batch / sets;
-        const int set = set_of_batch - batch * sets;
+    DEVICE Work(const Params& p, const Sequence& sequence, int item) : Keys(sequence) {
+        const int blocks = query_blocks(sequence), sets_per_kv = ceil_div(p.group, BLOCK_HEADS);
+        const int section = item / (blocks * p.head_group);
+        const int within = item - section * blocks * p.head_group;
+        const int sets_here = min_of(p.head_group, head_sets(p) - section * p.head_group);
+        const int later_blocks = within / sets_here;
+        const int set = section * p.head_group + within - later_blocks * sets_here;
         head_kv = set / sets_per_kv;
         const int head_in_group = (set - head_kv * sets_per_kv) * BLOCK_HEADS;
         head_begin = head_kv * p.group + head_in_group;
         head_count = min_of(BLOCK_HEADS, p.group - head_in_group);
-        query_begin = (p.longest_first ? query_blocks - 1 - query_block : query_block) * BLOCK_QUERIES;
-        query_end = min_of(query_begin + BLOCK_QUERIES, p.seqlen_q);
+        query_end = sequence.row_end - later_blocks * BLOCK_QUERIES;
+        query_begin = max_of(query_end - BLOCK_QUERIES, sequence.row_begin);
     }
-    // Blocks of the whole problem.
-    DEVICE static int count(const Params& p) {
-        return ceil_div(p.seqlen_q, BLOCK_QUERIES) * (p.heads_q / p.group * ceil_div(p.group, BLOCK_HEADS)) * p.batch;
-    }
+    DEVICE bool exists() const { return head_count > 0; }
     DEVICE int query(int row) const {
         return query_begin + (BLOCK_HEADS == 1 ? row : row / UNIT_ROWS * UNIT_QUERIES + row % UNIT_QUERIES);
     }
     DEVICE int head(int row) const { return head_begin + (BLOCK_HEADS == 1 ? 0 : row % UNIT_ROWS / UNIT_QUERIES); }
     DEVICE bool exists(int row) const {
         return query(row) < query_end && (BLOCK_HEADS == 1 || head(row) < head_begin + head_count);
+    }
+};
+
+DEVICE int sum_in_warp(int x) {
+#pragma unroll
+    for (int mask = WARP_SIZE / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+    return x;
+}
+DEVICE int most_in_warp(int x) {
+#pragma unroll
+    for (int mask = WARP_SIZE / 2; mask > 0; mask /= 2) x = max_of(x, shuffle_xor(x, mask));
+    return x;
+}
+
+// Goes through the items of a launch in order, as a warp: its lanes look at as many sequences at a time, and all of them call.
+struct Walk {
+    int items;              // of the launch
+    int level, next_level;  // of the sequences that are visited, and the highest below it that this lane has met
+    int first, before;      // sequence of lane 0, and items before it
+
+    DEVICE explicit Walk(const Params& p) : items(0), level(-1), next_level(-1), first(0), before(0) {
+#pragma unroll 1
+        for (int n = lane_id(); n < p.batch; n += WARP_SIZE) {
+            const Sequence sequence(p, n);
+            items += items_of(p, sequence);
+            level = max_of(level, level_of(p, sequence));
+        }
+        items = sum_in_warp(items);
+        level = most_in_warp(level);
+    }
+    // A power of 4 that the key tiles of a sequence's last block reach; -1 without rows.
+    DEVICE static int level_of(const Params& p, const Sequence& s) {
+        if (s.row_end == s.row_begin) return -1;
+        if (!p.longest_first) return 0;
+        int level = 0;
+        const KvTiles<BLOCK_N> last(Mask(p, s), max_of(s.row_end - BLOCK_QUERIES, s.row_begin), s.row_end);
+        for (int tiles = last.end; tiles >= 4; tiles /= 4) ++level;
+        return level;
+    }
+    // The work of an item, which must not come before those that were asked for earlier; none beyond the last one.
+    DEVICE Work find(const Params& p, int item) {
+        while (level >= 0) {
+            const Sequence mine(p, first + lane_id());
+            const int my_level = level_of(p, mine);
+            const int my_items = my_level == level ? items_of(p, mine) : 0;
+            int through = my_items;  // those of this sequence and of lanes before it
+#pragma unroll
+            for (int distance = 1; distance < WARP_SIZE; distance *= 2) {
+                const int below = shuffle(through, max_of(lane_id() - distance, 0));
+                if (lane_id() >= distance) through += below;
+            }
+            const int lane = sum_in_warp(int(item >= before + through));  // the first one that the item is not beyond
+            if (lane < WARP_SIZE) {
+                Sequence found;
+                found.number = first + lane, found.diagonal = shuffle(mine.diagonal, lane);
+                found.key_begin = shuffle(mine.key_begin, lane), found.key_end = shuffle(mine.key_end, lane);
+                found.row_begin = shuffle(mine.row_begin, lane), found.row_end = shuffle(mine.row_end, lane);
+                return Work(p, found, item - before - shuffle(through - my_items, lane));
+            }
+            before += shuffle(through, WARP_SIZE - 1);
+            if (my_level < level) next_level = max_of(next_level, my_level);
+            first += WARP_SIZE;
+            if (first >= p.batch) first = 0, level = most_in_warp(next_level), next_level = -1;
+        }
+        return Work{};
     }
 };
 
@@ -1126,40 +1074,58 @@ struct Rings {
     DEVICE Rings() {}
 };
 
-// ---- lib/loads.cuh
-// The loader's part: one thread that keeps the rings full, block after block.
-DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
+// ---- lib/boxes/varlen.cuh
+// Boxes of K and V in packed arrays: one for a tile, at its first key, whatever sequences its rows belong to.
+struct KeyBoxes {
+    int head;
+    DEVICE KeyBoxes(const Params&, const Work& work, const KvTiles<BLOCK_N>&) : head(work.head_kv) {}
+    // Starts the copies of a tile. All lanes of the warp call it.
+    template <typename Tile> DEVICE void load(const Tile& tile, const TensorMap& map, u32 barrier, int first_key) const {
+        if (lane_id() == 0) load_tile(tile, map, barrier, first_key, head, 0, CACHE_EVICT_LAST);
+    }
+};
+
+// ---- lib/packed_loads.cuh
+// The loader's part where sequences are packed: one warp that keeps the rings full, item after item. Its lanes look for the work
+// together; what only one thread may do, the first one does.
+DEVICE void load_blocks(const Params& p, const Rings& rings) {
     Place<Q_STAGES> q_place;
     Place<NUM_STAGES> k_place, v_place;
-    for (int block = block_id(); block < blocks; block = draw_block(p, blocks)) {
-        const Work work(p, block);
-        const KvTiles<BLOCK_N> tiles(Mask(p), work.query_begin, work.query_end);
-        auto load_k = [&](int tile) {
-            mbarrier_wait(rings.k.empty(k_place.stage), k_place.phase ^ 1);
-            mbarrier_arrive_expect(rings.k.full(k_place.stage), KTile::BYTES);
-            load_tile(k_tile(k_place.stage), p.k_map, rings.k.full(k_place.stage), tiles.first_key(tile), work.head_kv, work.batch, CACHE_EVICT_LAST);
-            k_place.advance();
+    Walk walk(p);
+    const bool first = lane_id() == 0;
+    Work work = walk.find(p, block_id());
+    const bool idle = !work.exists();  // the grid is made for the worst lengths
+    while (work.exists()) {
+        const KvTiles<BLOCK_N> tiles(Mask(p, work), work.query_begin, work.query_end);
+        const KeyBoxes boxes(p, work, tiles);
+        auto load = [&](const auto& tile, const TensorMap& map, const Ring& ring, auto& place, int first_key) {
+            mbarrier_wait(ring.empty(place.stage), place.phase ^ 1);
+            if (first) mbarrier_arrive_expect(ring.full(place.stage), tile.BYTES);
+            sync_warp();  // no lane falls behind by a round of the ring, where a phase has the same parity again
+            boxes.load(tile, map, ring.full(place.stage), first_key);
+            place.advance();
         };
+        auto load_k = [&](int tile) { load(k_tile(k_place.stage), p.k_map, rings.k, k_place, tiles.first_key(tile)); };
         mbarrier_wait(rings.q.empty(q_place.stage), q_place.phase ^ 1);
-        task_at(q_place.stage).set(0, Task{work, tiles, true});
-        mbarrier_arrive_expect(rings.q.full(q_place.stage), tiles.empty() ? 0 : NUM_WARPGROUPS * QTile::BYTES);
-        for (int group = 0; group < NUM_WARPGROUPS && !tiles.empty(); ++group)
-            load_tile(q_tile(q_place.stage, group), p.q_map, rings.q.full(q_place.stage), work.query(group * UNIT_ROWS),
-                      work.head_begin, work.batch, CACHE_EVICT_FIRST);
+        if (first) {
+            task_at(q_place.stage).set(0, Task{work, tiles, true});
+            mbarrier_arrive_expect(rings.q.full(q_place.stage), NUM_WARPGROUPS * QTile::BYTES);
+            for (int group = 0; group < NUM_WARPGROUPS; ++group)
+                load_tile(q_tile(q_place.stage, group), p.q_map, rings.q.full(q_place.stage), work.query(group * UNIT_ROWS),
+                          work.head_begin, 0, CACHE_EVICT_FIRST);
+        }
         q_place.advance();
-        if (tiles.empty()) continue;
         load_k(tiles.first());
-#pragma unroll 1  // four copies would push the groups' code out of the instruction cache
         for (int tile = tiles.first(); tiles.contains(tile); tile = tiles.next(tile)) {
             if (tiles.contains(tiles.next(tile))) load_k(tiles.next(tile));  // K runs one tile ahead, as its use does
-            mbarrier_wait(rings.v.empty(v_place.stage), v_place.phase ^ 1);
-            mbarrier_arrive_expect(rings.v.full(v_place.stage), VTile::BYTES);
-            load_tile(v_tile(v_place.stage), p.v_map, rings.v.full(v_place.stage), tiles.first_key(tile), work.head_kv, work.batch, CACHE_EVICT_LAST);
-            v_place.advance();
+            load(v_tile(v_place.stage), p.v_map, rings.v, v_place, tiles.first_key(tile));
         }
+        const int drawn = first ? draw_block(p, walk.items) : 0;
+        work = walk.find(p, shuffle(drawn, 0));
     }
-    if (!p.tickets) return;
+    if (!p.tickets && !idle) return;
     mbarrier_wait(rings.q.empty(q_place.stage), q_place.phase ^ 1);
+    if (!first) return;
     task_at(q_place.stage).set(0, Task{});
     mbarrier_arrive(rings.q.full(q_place.stage));
 }
@@ -1185,7 +1151,7 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
     }
     fence_async_proxy();
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
-    if (BLOCK_HEADS == 1 || work.head_count == BLOCK_HEADS) {
+    if (work.exists((group + 1) * UNIT_ROWS - 1)) {
         if (thread_id() % WARPGROUP_SIZE != 0) return;
 #pragma unroll
         for (int panel = 0; panel < OTile::PANELS; ++panel)
@@ -1245,7 +1211,6 @@ DEVICE void end_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatis
 
 // ---- forward_wgmma.cu.j2
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_wgmma(const __grid_constant__ Params p) {
-    const int blocks = Work::count(p);
     const Rings rings;
 
     if (thread_id() == 0) {
@@ -1257,8 +1222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
 
     if (warpgroup_id() == 0) {
         registers_release<LOADER_REGISTERS>();
-        if (thread_id() != 0) return;
-        load_blocks(p, rings, blocks);
+        if (thread_id() < WARP_SIZE) load_blocks(p, rings);
         return;
     }
 
@@ -1281,7 +1245,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
     auto release_q = [&] {
         if (leader && leaving >= 0) wait_until_read(), mbarrier_arrive(rings.q.empty(leaving));
     };
-    const Mask mask(p);
     const Buffers<KTile> k_tile(::k_tile(0), descriptor_k_major(::k_tile(0).base));
     const Buffers<VTile> v_tile(::v_tile(0), descriptor_mn_major(::v_tile(0).base, VTile::PANEL_BYTES));
     do {
@@ -1289,6 +1252,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
         const Task task = task_at(q_place.stage).get(0);
         if (!task.exists) break;
         const Work& work = task.work;
+        const Mask mask(p, work);
         const KvTiles<BLOCK_N>& tiles = task.tiles;
 
         float o[1][TILES_V][4];

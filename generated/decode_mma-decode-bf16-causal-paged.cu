@@ -1,24 +1,13 @@
-// decode_mma for decode-bf16-d128-causal-paged on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// decode_mma for decode-bf16-d128-causal-paged; written by `autotune build` from templates/ and tuning_db/
 //
+// shown      the winner of decode-bf16-b32-h32x8-q4-k8192-d128-causal-page16 on nvidia-h200; <gpu>.md has others
 // config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128
 //            min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=65536
+// launch     pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
 // resources  decode_mma: 211 registers, 0 bytes spilled, 128 threads, 65536 bytes of shared memory
 // resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
 // again      autotune source decode-bf16-b32-h32x8-q4-k8192-d128-causal-page16 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=65536 pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0'
-//
-// serves
-//   decode-bf16-b32-h32x8-q4-k8192-d128-causal-page16
-//       launched with pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       242.984 us measured (71 TFLOP/s), 1.000 x as fast as the default
-//       the best of 1, 0 within noise of it, 2026-12-01 03:16:46 UTC
-//
-// other winners, whose sources `autotune source PROBLEM` prints
-//   decode-bf16-b32-h64x8-q4-k8192-d64-causal-sinks-page16
-//       with block_m=32 speculative_start=true smem_bytes=40960
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       126.698 us measured (136 TFLOP/s), 1.021 x as fast as the default
-//       the best of 49, 1 within noise of it, 2026-12-01 03:17:05 UTC
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //

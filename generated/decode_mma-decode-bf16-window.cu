@@ -1,48 +1,13 @@
-// decode_mma for decode-bf16-kve4m3-d64 on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// decode_mma for decode-bf16-d128-window; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_heads_kv=2 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128
-//            min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=36864
-// resources  decode_mma: 179 registers, 0 bytes spilled, 128 threads, 36864 bytes of shared memory
-// resources  decode_combine: 94 registers, 0 bytes spilled
+// shown      the winner of decode-bf16-b32-h32x8-q1-k8192-d128-left4095 on nvidia-h200; <gpu>.md has others
+// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=8 num_stages=2 q_in_registers=false l2_prefetch=128
+//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=135168
+// launch     pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
+// resources  decode_mma: 173 registers, 0 bytes spilled, 256 threads, 135168 bytes of shared memory
+// resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b128-h64x8-q1-k8192-d64-kve4m3 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=2 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=36864 pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0'
-//
-// serves
-//   decode-bf16-b128-h64x8-q1-k8192-d64-kve4m3
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
-//       243.028 us measured (71 TFLOP/s), 1.013 x as fast as the default
-//       the best of 52, 2 within noise of it, 2026-12-01 03:17:21 UTC
-//   decode-bf16-b64-h64x8-q1-k4096-d64-kve4m3
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       63.688 us measured (67 TFLOP/s), 1.038 x as fast as the default
-//       the best of 50, 2 within noise of it, 2026-12-01 03:17:09 UTC
-//
-// other winners, whose sources `autotune source PROBLEM` prints
-//   decode-bf16-b32-h32x8-q1-k8192-d128-kve4m3
-//       with block_heads_kv=1 block_n=32 smem_bytes=65536
-//       launched with pieces=396 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       122.626 us measured (35 TFLOP/s), 1.000 x as fast as the default
-//       the best of 49, 2 within noise of it, 2026-12-01 03:16:36 UTC
-//   decode-bf16-b32-h64x8-q1-k8192-d64-kve4m3
-//       with num_warps=8 num_stages=4 min_blocks_per_sm=1 smem_bytes=131072
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       63.542 us measured (68 TFLOP/s), 1.051 x as fast as the default
-//       the best of 42, 2 within noise of it, 2026-12-01 03:16:57 UTC
-//   decode-bf16-b64-h32x8-q1-k4096-d128-kve4m3
-//       with block_heads_kv=1 num_warps=2 min_blocks_per_sm=1 smem_bytes=40960
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       122.602 us measured (35 TFLOP/s), 1.013 x as fast as the default
-//       the best of 67, 2 within noise of it, 2026-12-01 03:17:07 UTC
-//   decode-bf16-b16-h32x32-q1-k8192-d128-kve4m3
-//       with block_heads_kv=1 block_n=32 num_warps=1 smem_bytes=40960
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       237.396 us measured (9 TFLOP/s), 1.012 x as fast as the default
-//       the best of 23, 2 within noise of it, 2026-12-01 03:16:26 UTC
-//   decode-bf16-b1-h32x8-q1-k16384-d128-kve4m3
-//       with block_heads_kv=1 block_n=32 smem_bytes=65536
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       13.2316 us measured (20 TFLOP/s), 1.000 x as fast as the default
-//       the best of 44, 1 within noise of it, 2026-12-01 03:15:51 UTC
+// again      autotune source decode-bf16-b32-h32x8-q1-k8192-d128-left4095 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=8 num_stages=2 q_in_registers=false l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=135168 pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=2'
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -66,16 +31,14 @@
 //   lib/ptx/split.cuh
 //   lib/ptx/ticket.cuh
 //   lib/ptx/dependent.cuh
-//   lib/ptx/fp8.cuh
-//   lib/element.cuh
 //   lib/constants.cuh.j2
 //   lib/params.cuh.j2
-//   lib/masks/full.cuh
+//   lib/masks/window.cuh
 //   lib/pieces.cuh
 //   lib/tile.cuh
 //   lib/warp_loader.cuh
 //   lib/kv/dense.cuh
-//   lib/multiply_fp8.cuh
+//   lib/multiply.cuh
 //   lib/prefetch/dense.cuh
 //   lib/prefetch.cuh
 //   lib/decode_work.cuh
@@ -85,6 +48,7 @@
 //   lib/partial.cuh
 //   lib/merge.cuh
 //   lib/decode_memory.cuh
+//   lib/shared_queries.cuh
 //   lib/warp_results.cuh
 //   lib/decode_combine.cuh
 
@@ -450,54 +414,22 @@ DEVICE int load_guess(const int* global) {
 // Says that the next kernel in the stream may be put in place; it is once all blocks have said so or ended.
 DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
 
-// ---- lib/ptx/fp8.cuh
-// 8-bit floats, e4m3 without infinities: conversion to half precision, exact (sm_89).
-
-struct e4m3 { unsigned char bits; };
-
-// Four 8-bit floats to two registers of two 16-bit ones: elements 0 and 1 to `low`, 2 and 3 to `high`.
-DEVICE void unpack_e4m3(u32 four, u32& low, u32& high) {
-    asm("{\n"
-        ".reg .b16 first, second;\n"
-        "mov.b32 {first, second}, %2;\n"
-        "cvt.rn.f16x2.e4m3x2 %0, first;\n"
-        "cvt.rn.f16x2.e4m3x2 %1, second;\n"
-        "}" : "=r"(low), "=r"(high) : "r"(four));
-}
-// Bytes 0, 2, 1, 3: in a transposed matrix of pairs, the first elements of two rows together, then the second ones.
-DEVICE u32 part_pairs(u32 four) {
-    u32 parted;
-    asm("prmt.b32 %0, %1, 0, 0x3120;" : "=r"(parted) : "r"(four));
-    return parted;
-}
-
-// ---- lib/element.cuh
-// One element of a tensor to float and back, for every dtype and arch.
-DEVICE float to_float(float x) { return x; }
-DEVICE float to_float(fp16 x) { return half_to_float(x); }
-DEVICE float to_float(bf16 x) { return bf16_to_float(x); }
-
-template <typename Element> DEVICE Element from_float(float x);
-template <> DEVICE float from_float<float>(float x) { return x; }
-template <> DEVICE fp16 from_float<fp16>(float x) { return float_to_half(x); }
-template <> DEVICE bf16 from_float<bf16>(float x) { return float_to_bf16(x); }
-
 // ---- decode_mma.cu.j2
 using Element = bf16;
-using KvElement = e4m3;
+using KvElement = bf16;
 
 // ---- lib/constants.cuh.j2
-constexpr int HEAD_DIM = 64;
-constexpr int HEAD_DIM_V = 64;
+constexpr int HEAD_DIM = 128;
+constexpr int HEAD_DIM_V = 128;
 constexpr int BLOCK_M = 16;
-constexpr int BLOCK_HEADS_KV = 2;
+constexpr int BLOCK_HEADS_KV = 1;
 constexpr int BLOCK_N = 16;
-constexpr int NUM_WARPS = 4;
+constexpr int NUM_WARPS = 8;
 constexpr int NUM_STAGES = 2;
-constexpr bool Q_IN_REGISTERS = true;
+constexpr bool Q_IN_REGISTERS = false;
 constexpr int L2_PREFETCH = 128;
-constexpr int MIN_BLOCKS_PER_SM = 2;
-constexpr int SMEM_BYTES = 36864;
+constexpr int MIN_BLOCKS_PER_SM = 1;
+constexpr int SMEM_BYTES = 135168;
 
 // ---- decode_mma.cu.j2
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
@@ -566,22 +498,26 @@ struct Params {
     int pages;  // of the cache: numbers of pages below it are taken for right
 };
 
-// ---- lib/masks/full.cuh
-// Every query sees every key.
+// ---- lib/masks/window.cuh
+// A window, inclusive on both sides: row i sees key j iff i + offset - left <= j <= i + offset + right, with
+// offset = seqlen_k - seqlen_q. Lengths are at most 2^30 and bounds at most 2^30 - 2^16, which stands for
+// "unbounded", so that sums stay in 32 bits; causal is right = 0.
 struct Mask {
-    int seqlen_k;
+    int seqlen_k, offset, left, right;
     DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
-    DEVICE Mask(const Params&, int, int keys) : seqlen_k(keys) {}
+    DEVICE Mask(const Params& p, int queries, int keys)
+        : seqlen_k(keys), offset(keys - queries), left(p.window_left), right(p.window_right) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
-    DEVICE int key_begin(int row_begin) const { return 0; }
-    DEVICE int key_end(int row_end) const { return seqlen_k; }
+    DEVICE int key_begin(int row_begin) const { return clamp(row_begin + offset - left); }
+    DEVICE int key_end(int row_end) const { return clamp(row_end + offset + right); }
     // Keys inside [shared_begin, shared_end) are seen by all of them.
-    DEVICE int shared_begin(int row_end) const { return 0; }
-    DEVICE int shared_end(int row_begin) const { return seqlen_k; }
+    DEVICE int shared_begin(int row_end) const { return clamp(row_end - 1 + offset - left); }
+    DEVICE int shared_end(int row_begin) const { return clamp(row_begin + 1 + offset + right); }
     // Row `row` sees keys [row_begin, row_end).
-    static constexpr bool HAS_ROW_BEGIN = false;
-    DEVICE int row_begin(int row) const { return 0; }
-    DEVICE int row_end(int row) const { return seqlen_k; }
+    static constexpr bool HAS_ROW_BEGIN = true;
+    DEVICE int row_begin(int row) const { return row + offset - left; }
+    DEVICE int row_end(int row) const { return min_of(row + offset + right + 1, seqlen_k); }
+    DEVICE int clamp(int key) const { return min_of(max_of(key, 0), seqlen_k); }
 };
 
 // ---- lib/pieces.cuh
@@ -893,149 +829,81 @@ struct KvRows {
     }
 };
 
-// ---- lib/multiply_fp8.cuh
-// The two products of attention, and what goes into and comes out of them, where K and V are 8-bit floats with scales.
-//
-// K and V become half precision, exactly, on their way from shared memory to the tensor cores, and so does P. Q does too,
-// after multiplication by a power of two that brings the block's largest element near 2^14, which keeps all of its bits
-// down to 2^-28 of that. One 4-byte word of a matrix holds 4 neighbouring columns of a row, where a 16-bit matrix holds 2: so
-// the columns of Q and K are taken in another order, the same for both, and the columns of V and O in another.
-static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0, "whole chunks");
+// ---- lib/multiply.cuh
+// The two products of attention, and what goes into and comes out of them, where K and V have the dtype of the queries.
 
-DEVICE float low_element(u32 pair) { return to_float(Element{static_cast<unsigned short>(pair)}); }
-DEVICE float high_element(u32 pair) { return to_float(Element{static_cast<unsigned short>(pair >> 16)}); }
-
-DEVICE float key_scale(const Params& p, int head_kv) {
-    return p.k_scales ? p.k_scales[min_of(head_kv, p.heads_kv - 1) * p.k_scale_stride] : 1;
-}
-
-DEVICE float larger_magnitude(float x, float y) { return max_of(x, max_of(y, -y)); }
-
-// Within 16 columns, those that lane l of 4 takes as columns 2 l, 2 l + 1, 2 l + 8, 2 l + 9 are 4 l to 4 l + 3.
+// The block's queries as A fragments. Rows that do not exist repeat the last one; columns of another head are zeros. Returns
+// what the products with K must be multiplied by to be scores in log2 units.
 DEVICE float load_q(u32 (&a)[TILES_M][STEPS_D][4], const Params& p, const Rows& rows) {
-    float largest = 0;
 #pragma unroll
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const Element* q = rows.pointer(p, rows.nearest(m * 16 + half * 8 + c_row())) + 2 * c_column();
+            const Element* q = rows.pointer(p, rows.nearest(m * 16 + half * 8 + c_row())) + c_column();
 #pragma unroll
             for (int d = 0; d < STEPS_D; ++d) {
+                const int column = d % STEPS_OF_HEAD * 16;
                 const bool own = d / STEPS_OF_HEAD == head_of(m, half);
-                a[m][d][half] = own ? load_global_4(q + d % STEPS_OF_HEAD * 16) : 0;
-                a[m][d][2 + half] = own ? load_global_4(q + d % STEPS_OF_HEAD * 16 + 2) : 0;
+                a[m][d][half] = own ? load_global_4(q + column) : 0;
+                a[m][d][2 + half] = own && column + 8 < HEAD_DIM ? load_global_4(q + column + 8) : 0;
             }
         }
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-#pragma unroll
-        for (int d = 0; d < STEPS_D; ++d)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                largest = larger_magnitude(larger_magnitude(largest, low_element(a[m][d][i])), high_element(a[m][d][i]));
-    // Every warp has all rows, so all come to the same power; a Q of zeros, or not finite, is left as it is.
-    const float log2_largest = log2_approx(warp_max(largest));
-    const float power = log2_largest > -100 && log2_largest < 128 ? float(14 - int(log2_largest)) : 0;
-    const float factor = exp2_approx(power);
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-#pragma unroll
-        for (int d = 0; d < STEPS_D; ++d)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                a[m][d][i] = pack2<fp16>(low_element(a[m][d][i]) * factor, high_element(a[m][d][i]) * factor);
-    return p.scale_log2 * (BLOCK_HEADS_KV == 1 ? key_scale(p, rows.head_kv) : 1) * exp2_approx(-power);
+    return p.scale_log2;
 }
-// Stores the block's queries as they have been converted, each warp a share of the columns, where load_a finds them.
-template <typename Tile> DEVICE void share_q(const Tile& tile, const u32 (&a)[TILES_M][STEPS_D][4]) {
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-#pragma unroll
-        for (int d = 0; d < STEPS_D; ++d) {
-            if (d % NUM_WARPS != warp_id()) continue;
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                store_shared_4(tile.address(m * 16 + i % 2 * 8 + c_row(), d * 2 + i / 2) + c_column() * 2, a[m][d][i]);
-        }
-}
-// Multiplies the scores of each head by the scale of its keys.
-DEVICE void scale_scores(float (&s)[TILES_M][TILES_N][4], const float (&scale)[BLOCK_HEADS_KV]) {
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-#pragma unroll
-        for (int n = 0; n < TILES_N; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) s[m][n][i] *= scale[head_of(m, i / 2)];
-}
-// S += Q K^T for one tile of keys.
+
+// S += Q K^T for one tile of keys. q_fragment(a, m, d) gives the 16 x 16 tile of Q at rows 16 m and columns 16 d.
 template <typename KTile, typename QFragment>
 DEVICE void multiply_qk(float (&s)[TILES_M][TILES_N][4], const KTile& k, QFragment q_fragment) {
 #pragma unroll
-    for (int d = 0; d < STEPS_D; d += 2) {
+    for (int d = 0; d < STEPS_D; ++d) {
+        u32 a[TILES_M][4];
+#pragma unroll
+        for (int m = 0; m < TILES_M; ++m) q_fragment(a[m], m, d);
 #pragma unroll
         for (int n = 0; n < TILES_N / 2; ++n) {
-            u32 b[4];  // keys 0 to 7 of 16: columns 0 to 15, 16 to 31; then keys 8 to 15
-            load_b_transposed(b, k, n * 16, d);
+            u32 b[4];
+            load_b_transposed(b, k, n * 16, d * 2);
 #pragma unroll
-            for (int next = 0; next < 2; ++next) {
-                if (d + next == STEPS_D) break;
-                u32 low[2], high[2];
-                unpack_e4m3(b[next], low[0], low[1]);
-                unpack_e4m3(b[2 + next], high[0], high[1]);
-#pragma unroll
-                for (int m = 0; m < TILES_M; ++m) {
-                    u32 a[4];
-                    q_fragment(a, m, d + next);
-                    mma_m16n8k16<fp16>(s[m][2 * n], a, low[0], low[1]);
-                    mma_m16n8k16<fp16>(s[m][2 * n + 1], a, high[0], high[1]);
-                }
+            for (int m = 0; m < TILES_M; ++m) {
+                mma_m16n8k16<Element>(s[m][2 * n], a[m], b[0], b[1]);
+                mma_m16n8k16<Element>(s[m][2 * n + 1], a[m], b[2], b[3]);
             }
         }
     }
 }
 
-// O += P V for one tile of values. The even columns of 16 are tile 2 d of O, the odd ones tile 2 d + 1.
+// O += P V for one tile of values, P rounded to Element on the way.
 template <typename VTile>
 DEVICE void multiply_pv(float (&o)[TILES_M][TILES_V][4], const float (&p)[TILES_M][TILES_N][4], const VTile& v) {
 #pragma unroll
     for (int n = 0; n < TILES_N / 2; ++n) {
         u32 a[TILES_M][4];
 #pragma unroll
-        for (int m = 0; m < TILES_M; ++m) c_to_a<fp16>(a[m], p[m][2 * n], p[m][2 * n + 1]);
+        for (int m = 0; m < TILES_M; ++m) c_to_a<Element>(a[m], p[m][2 * n], p[m][2 * n + 1]);
 #pragma unroll
-        for (int d = 0; d < TILES_V / 2; d += 2) {
-            u32 b[4];  // keys 0 to 7, 8 to 15 for columns 0 to 15; then for columns 16 to 31
-            load_b(b, v, n * 16, d);
+        for (int d = 0; d < TILES_V / 2; ++d) {
+            u32 b[4];
+            load_b(b, v, n * 16, d * 2);
 #pragma unroll
-            for (int next = 0; next < 2; ++next) {
-                if (d + next == TILES_V / 2) break;
-                u32 even[2], odd[2];
-                unpack_e4m3(part_pairs(b[2 * next]), even[0], odd[0]);
-                unpack_e4m3(part_pairs(b[2 * next + 1]), even[1], odd[1]);
-#pragma unroll
-                for (int m = 0; m < TILES_M; ++m) {
-                    mma_m16n8k16<fp16>(o[m][2 * (d + next)], a[m], even[0], even[1]);
-                    mma_m16n8k16<fp16>(o[m][2 * (d + next) + 1], a[m], odd[0], odd[1]);
-                }
+            for (int m = 0; m < TILES_M; ++m) {
+                mma_m16n8k16<Element>(o[m][2 * d], a[m], b[0], b[1]);
+                mma_m16n8k16<Element>(o[m][2 * d + 1], a[m], b[2], b[3]);
             }
         }
     }
 }
 
-// Stores this lane's part of a row of O, whose columns are tiles of O from `first` on, 4 neighbouring columns of each 16; it
-// begins at byte `address` of shared memory.
+// Stores this lane's part of a row of O, whose columns are tiles of O from `first` on; it begins at byte `address` of shared
+// memory.
 DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int first, int half) {
 #pragma unroll
-    for (int d = 0; d < TILES_OF_HEAD; d += 2) {
-        const u32 to = address + (d * 8 + 2 * c_column()) * 4;
-        store_shared_floats(to, o[first + d][half * 2], o[first + d + 1][half * 2]);
-        store_shared_floats(to + 8, o[first + d][half * 2 + 1], o[first + d + 1][half * 2 + 1]);
-    }
+    for (int v = 0; v < TILES_OF_HEAD; ++v)
+        if (HEAD_DIM_V % 16 == 0 || v * 8 < HEAD_DIM_V)
+            store_shared_floats(address + (v * 8 + c_column()) * 4, o[first + v][half * 2], o[first + v][half * 2 + 1]);
 }
 
-DEVICE float output_scale(const Params& p, int head_kv) {
-    return p.v_scales ? p.v_scale * p.v_scales[head_kv * p.v_scale_stride] : p.v_scale;
-}
+// What a finished row must be multiplied by.
+DEVICE float output_scale(const Params&, int) { return 1; }
 
 // ---- lib/prefetch/dense.cuh
 // Where a key stands that is prefetched: keys of a sequence stand in order.
@@ -1403,6 +1271,19 @@ static_assert(SMEM_BYTES == larger(larger(Q_BYTES + NUM_WARPS * NUM_STAGES * STA
 static_assert(BLOCK_M % 16 == 0 && BLOCK_N % 16 == 0 && HEAD_DIM % 8 == 0 && HEAD_DIM_V % 8 == 0, "fragments and 16-byte chunks");
 static_assert(BLOCK_HEADS_KV == 1 || (HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0), "a fragment is of one head");
 
+// ---- lib/shared_queries.cuh
+// Starts copying the block's queries; rows that do not exist, and columns of another head, become zeros.
+DEVICE void load_q(const QTile& tile, const Params& p, const Rows& rows) {
+    constexpr int CHUNKS_OF_HEAD = round_up(HEAD_DIM, 16) / 8, CHUNKS = BLOCK_HEADS_KV * CHUNKS_OF_HEAD;
+#pragma unroll 1
+    for (int i = thread_id(); i < BLOCK_M * CHUNKS; i += THREADS) {
+        const int row = i / CHUNKS, chunk = i % CHUNKS, of_head = chunk % CHUNKS_OF_HEAD;
+        const bool valid = rows.exists(row) && chunk / CHUNKS_OF_HEAD == row / HEAD_ROWS &&
+                           (HEAD_DIM % 16 == 0 || of_head * 8 < HEAD_DIM);
+        copy_async_16(tile.address(row, chunk), valid ? rows.pointer(p, row) + of_head * 8 : p.q, valid);
+    }
+}
+
 // ---- lib/warp_results.cuh
 // What the warps of a block leave in shared memory for each other, and how it is put together.
 
@@ -1476,6 +1357,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
     float scale_log2 = p.scale_log2;
     // Queries, and the first tiles from `tile` on. These stand at the first places of `found`, which has the next ones then.
     auto load_first = [&](int tile, KvRows::Place (&found)[NUM_STAGES + 1]) {
+        if constexpr (!Q_IN_REGISTERS) {
+            load_q(q_tile, p, piece.rows);
+            copy_async_commit();
+        }
 #pragma unroll
         for (int i = 0; i <= NUM_STAGES; ++i) found[i] = kv.find(tiles.first_key(tile + i * NUM_WARPS));
 #pragma unroll 1
@@ -1491,12 +1376,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
     KvRows::Place found[NUM_STAGES + 1];
     load_first(tile, found);
     if constexpr (!Q_IN_REGISTERS) {
-        share_q(q_tile, q_fragments);
+        copy_async_wait<2 * NUM_STAGES>();
         sync_block();
     }
-    float k_scale[BLOCK_HEADS_KV];
-#pragma unroll
-    for (int h = 0; h < BLOCK_HEADS_KV; ++h) k_scale[h] = key_scale(p, piece.rows.head_kv + h);
     auto q_fragment = [&](u32 (&a)[4], int m, int d) {
         if constexpr (Q_IN_REGISTERS) {
 #pragma unroll
@@ -1521,7 +1403,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         multiply_qk(s, k_tile(stage), q_fragment);
         sync_warp();  // and all lanes have read it
         load_k(stage, ahead, here);
-        if (p.k_scales) scale_scores(s, k_scale);
         if (tiles.needs_mask(tile)) mask_scores(s, mask, Work{p, piece.rows}, 0, tiles, tile);
         rescale_output(o, move_maximum<RESCALE_SLACK, true>(s, rows, scale_log2));
         exponentiate<true>(s, rows, scale_log2);

@@ -1,54 +1,12 @@
-// forward_wgmma for forward-bf16-d128-window on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// forward_wgmma for forward-bf16-d128; written by `autotune build` from templates/ and tuning_db/
 //
-// config     num_warpgroups=3 block_heads=4 block_n=80 num_stages=3 q_stages=2 overlap=true ping_pong=false
-//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=221440
-// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 221440 bytes of shared memory
+// shown      the winner of forward-bf16-b1-h16x16-q16384-k16384-d128 on nvidia-h200; <gpu>.md has others
+// config     num_warpgroups=3 block_heads=1 block_n=80 num_stages=2 q_stages=2 overlap=true ping_pong=false
+//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=180480
+// launch     longest_first=true head_group=8 persistent=true num_splits=1
+// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 180480 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b1-h32x8-q32768-k32768-d128-causal-left4095 --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=4 block_n=80 num_stages=3 q_stages=2 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=221440 longest_first=true head_group=8 persistent=true num_splits=1'
-//
-// serves
-//   forward-bf16-b1-h32x8-q32768-k32768-d128-causal-left4095
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       2870.77 us measured (718 TFLOP/s), 1.007 x as fast as the default
-//       the best of 52, 2 within noise of it, 2026-12-01 03:15:26 UTC
-//
-// other winners, whose sources `autotune source PROBLEM` prints
-//   forward-bf16-b1-h32x16-q32768-k32768-d128-causal-left1023
-//       with block_heads=2
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       902.672 us measured (600 TFLOP/s), 1.000 x as fast as the default
-//       the best of 53, 3 within noise of it, 2026-12-01 03:15:29 UTC
-//   forward-bf16-b1-h32x8-q8192-k8192-d128-causal-left4095
-//       with num_stages=2 smem_bytes=180480
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       560.64 us measured (735 TFLOP/s), 1.000 x as fast as the default
-//       the best of 64, 3 within noise of it, 2026-12-01 03:15:25 UTC
-//   forward-bf16-b1-h64x8-q65536-k65536-d64-causal-left127-sinks
-//       with num_warpgroups=1 block_n=48 num_stages=2 min_blocks_per_sm=4 smem_bytes=41216
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       522.608 us measured (263 TFLOP/s), 1.000 x as fast as the default
-//       the best of 23, 1 within noise of it, 2026-12-01 03:15:36 UTC
-//   forward-bf16-b1-h32x16-q8192-k8192-d128-causal-left1023
-//       with block_heads=2
-//       launched with longest_first=true head_group=16 persistent=true num_splits=1
-//       223.7 us measured (576 TFLOP/s), 1.007 x as fast as the default
-//       the best of 64, 1 within noise of it, 2026-12-01 03:15:29 UTC
-//   forward-bf16-b1-h32x32-q4096-k4096-d96-causal-left2046
-//       with block_heads=1 block_n=96 num_stages=2 ping_pong=true smem_bytes=196864
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       147.768 us measured (523 TFLOP/s), 1.000 x as fast as the default
-//       the best of 62, 0 within noise of it, 2026-12-01 03:15:30 UTC
-//   forward-bf16-b1-h64x8-q8192-k8192-d64-causal-left127-sinks
-//       with num_warpgroups=1 block_heads=8 block_n=48 overlap=false integer_max=true min_blocks_per_sm=4
-//            smem_bytes=53504
-//       launched with longest_first=true head_group=4 persistent=true num_splits=1
-//       64.9106 us measured (263 TFLOP/s), 1.036 x as fast as the default
-//       the best of 15, 0 within noise of it, 2026-12-01 03:15:32 UTC
-//   forward-bf16-b1-h64x8-q1024-k1024-d64-causal-left127-sinks
-//       with num_warpgroups=1 block_n=48 num_stages=2 min_blocks_per_sm=4 smem_bytes=41216
-//       launched with longest_first=true head_group=8 persistent=true num_splits=1
-//       12.517 us measured (161 TFLOP/s), 1.000 x as fast as the default
-//       the best of 15, 0 within noise of it, 2026-12-01 03:15:31 UTC
+// again      autotune source forward-bf16-b1-h16x16-q16384-k16384-d128 --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=1 block_n=80 num_stages=2 q_stages=2 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=180480 longest_first=true head_group=8 persistent=true num_splits=1'
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -71,7 +29,7 @@
 //   lib/ptx/stmatrix.cuh
 //   lib/constants.cuh.j2
 //   lib/params.cuh.j2
-//   lib/masks/window.cuh
+//   lib/masks/full.cuh
 //   lib/tight_tiles.cuh
 //   lib/schedule.cuh
 //   lib/tile.cuh
@@ -518,16 +476,16 @@ using Element = bf16;
 constexpr int HEAD_DIM = 128;
 constexpr int HEAD_DIM_V = 128;
 constexpr int NUM_WARPGROUPS = 3;
-constexpr int BLOCK_HEADS = 4;
+constexpr int BLOCK_HEADS = 1;
 constexpr int BLOCK_N = 80;
-constexpr int NUM_STAGES = 3;
+constexpr int NUM_STAGES = 2;
 constexpr int Q_STAGES = 2;
 constexpr bool OVERLAP = true;
 constexpr bool PING_PONG = false;
 constexpr int RESCALE_SLACK = 8;
 constexpr bool INTEGER_MAX = false;
 constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 221440;
+constexpr int SMEM_BYTES = 180480;
 constexpr int LOADER_REGISTERS = 32;
 constexpr int REGISTERS = 160;
 
@@ -576,26 +534,22 @@ struct Params {
     u32* tickets;  // a counter, 0 between launches, from which blocks draw their work; null: each has its own
 };
 
-// ---- lib/masks/window.cuh
-// A window, inclusive on both sides: row i sees key j iff i + offset - left <= j <= i + offset + right, with
-// offset = seqlen_k - seqlen_q. Lengths are at most 2^30 and bounds at most 2^30 - 2^16, which stands for
-// "unbounded", so that sums stay in 32 bits; causal is right = 0.
+// ---- lib/masks/full.cuh
+// Every query sees every key.
 struct Mask {
-    int seqlen_k, offset, left, right;
+    int seqlen_k;
     DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
-    DEVICE Mask(const Params& p, int queries, int keys)
-        : seqlen_k(keys), offset(keys - queries), left(p.window_left), right(p.window_right) {}
+    DEVICE Mask(const Params&, int, int keys) : seqlen_k(keys) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
-    DEVICE int key_begin(int row_begin) const { return clamp(row_begin + offset - left); }
-    DEVICE int key_end(int row_end) const { return clamp(row_end + offset + right); }
+    DEVICE int key_begin(int row_begin) const { return 0; }
+    DEVICE int key_end(int row_end) const { return seqlen_k; }
     // Keys inside [shared_begin, shared_end) are seen by all of them.
-    DEVICE int shared_begin(int row_end) const { return clamp(row_end - 1 + offset - left); }
-    DEVICE int shared_end(int row_begin) const { return clamp(row_begin + 1 + offset + right); }
+    DEVICE int shared_begin(int row_end) const { return 0; }
+    DEVICE int shared_end(int row_begin) const { return seqlen_k; }
     // Row `row` sees keys [row_begin, row_end).
-    static constexpr bool HAS_ROW_BEGIN = true;
-    DEVICE int row_begin(int row) const { return row + offset - left; }
-    DEVICE int row_end(int row) const { return min_of(row + offset + right + 1, seqlen_k); }
-    DEVICE int clamp(int key) const { return min_of(max_of(key, 0), seqlen_k); }
+    static constexpr bool HAS_ROW_BEGIN = false;
+    DEVICE int row_begin(int row) const { return 0; }
+    DEVICE int row_end(int row) const { return seqlen_k; }
 };
 
 // ---- lib/tight_tiles.cuh

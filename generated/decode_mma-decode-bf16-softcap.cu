@@ -1,24 +1,13 @@
-// decode_mma for decode-bf16-d128-causal on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// decode_mma for decode-bf16-d256-softcap; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_heads_kv=1 block_n=32 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128
-//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=131072
-// resources  decode_mma: 221 registers, 0 bytes spilled, 128 threads, 131072 bytes of shared memory
+// shown      the winner of decode-bf16-b32-h16x8-q1-k8192-d256-softcap50 on nvidia-h200; <gpu>.md has others
+// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=false l2_prefetch=128
+//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=139264
+// launch     pieces=396 last_block_merges=true prefetch_tiles=4 trigger_tiles=4
+// resources  decode_mma: 245 registers, 0 bytes spilled, 128 threads, 139264 bytes of shared memory
 // resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b8-h32x8-q4-k8192-d128-causal --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=32 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=131072 pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2'
-//
-// serves
-//   decode-bf16-b8-h32x8-q4-k8192-d128-causal
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       63.0616 us measured (68 TFLOP/s), 1.000 x as fast as the default
-//       the best of 39, 0 within noise of it, 2026-12-01 03:16:17 UTC
-//
-// other winners, whose sources `autotune source PROBLEM` prints
-//   decode-bf16-b8-h64x8-q4-k8192-d64-causal-sinks
-//       with block_m=32 block_n=16 num_warps=8 num_stages=4 q_in_registers=false smem_bytes=135168
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=4 trigger_tiles=4
-//       36.2003 us measured (119 TFLOP/s), 1.000 x as fast as the default
-//       the best of 7, 0 within noise of it, 2026-12-01 03:16:18 UTC
+// again      autotune source decode-bf16-b32-h16x8-q1-k8192-d256-softcap50 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=false l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=139264 pieces=396 last_block_merges=true prefetch_tiles=4 trigger_tiles=4'
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -44,7 +33,8 @@
 //   lib/ptx/dependent.cuh
 //   lib/constants.cuh.j2
 //   lib/params.cuh.j2
-//   lib/masks/causal.cuh
+//   lib/scores/softcap.cuh
+//   lib/masks/full.cuh
 //   lib/pieces.cuh
 //   lib/tile.cuh
 //   lib/warp_loader.cuh
@@ -430,17 +420,17 @@ using Element = bf16;
 using KvElement = bf16;
 
 // ---- lib/constants.cuh.j2
-constexpr int HEAD_DIM = 128;
-constexpr int HEAD_DIM_V = 128;
+constexpr int HEAD_DIM = 256;
+constexpr int HEAD_DIM_V = 256;
 constexpr int BLOCK_M = 16;
 constexpr int BLOCK_HEADS_KV = 1;
-constexpr int BLOCK_N = 32;
+constexpr int BLOCK_N = 16;
 constexpr int NUM_WARPS = 4;
 constexpr int NUM_STAGES = 2;
-constexpr bool Q_IN_REGISTERS = true;
+constexpr bool Q_IN_REGISTERS = false;
 constexpr int L2_PREFETCH = 128;
 constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 131072;
+constexpr int SMEM_BYTES = 139264;
 
 // ---- decode_mma.cu.j2
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
@@ -504,27 +494,47 @@ struct Params {
     int k_scale_stride;  // 0 or 1
     int v_scale_stride;
     float v_scale;  // of an 8-bit cache, beside v_scales
+    float softcap_log2;  // soft cap * log2(e)
     int prefetch_tiles;  // tiles of each warp that are prefetched, 0: none
     int trigger_tiles;  // tiles that each warp has left when the next kernel may come, 0: none
     int pages;  // of the cache: numbers of pages below it are taken for right
 };
 
-// ---- lib/masks/causal.cuh
-// Bottom-right causal: row i sees key j iff j <= i + seqlen_k - seqlen_q.
+// ---- lib/scores/softcap.cuh
+// Soft cap: a score s becomes cap * tanh(s * scale / cap), before the mask. What is left here is the tanh; the softmax's own
+// factor is then cap * log2(e).
+// 1 - 2 / (e^2x + 1) has an absolute error of 2^-23, where tanh.approx has 2^-11; near 0, where that is too much for a large
+// cap, the series takes its place.
+DEVICE float tanh_approx(float x) {
+    if (x * x < 1e-3f) return x * (1.0f - x * x * (1.0f / 3));
+    return 1.0f - 2.0f * reciprocal_approx(exp2_approx(2.0f * LOG2E * x) + 1.0f);
+}
+template <int TILES_M, int TILES_N, int ELEMENTS>
+DEVICE void cap_scores(float (&s)[TILES_M][TILES_N][ELEMENTS], float softcap_scale) {
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+        for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+            for (int i = 0; i < ELEMENTS; ++i) s[m][n][i] = tanh_approx(s[m][n][i] * softcap_scale);
+}
+
+// ---- lib/masks/full.cuh
+// Every query sees every key.
 struct Mask {
-    int seqlen_k, offset;
+    int seqlen_k;
     DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
-    DEVICE Mask(const Params&, int queries, int keys) : seqlen_k(keys), offset(keys - queries) {}
+    DEVICE Mask(const Params&, int, int keys) : seqlen_k(keys) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
     DEVICE int key_begin(int row_begin) const { return 0; }
-    DEVICE int key_end(int row_end) const { return max_of(0, row_end + offset); }
+    DEVICE int key_end(int row_end) const { return seqlen_k; }
     // Keys inside [shared_begin, shared_end) are seen by all of them.
     DEVICE int shared_begin(int row_end) const { return 0; }
-    DEVICE int shared_end(int row_begin) const { return max_of(0, row_begin + offset + 1); }
+    DEVICE int shared_end(int row_begin) const { return seqlen_k; }
     // Row `row` sees keys [row_begin, row_end).
     static constexpr bool HAS_ROW_BEGIN = false;
     DEVICE int row_begin(int row) const { return 0; }
-    DEVICE int row_end(int row) const { return row + offset + 1; }
+    DEVICE int row_end(int row) const { return seqlen_k; }
 };
 
 // ---- lib/pieces.cuh
@@ -1386,6 +1396,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         copy_async_wait<2 * NUM_STAGES>();
         sync_block();
     }
+    const float softcap_scale = scale_log2 * reciprocal_approx(p.softcap_log2);
+    scale_log2 = p.softcap_log2;  // of what is left after tanh
     auto q_fragment = [&](u32 (&a)[4], int m, int d) {
         if constexpr (Q_IN_REGISTERS) {
 #pragma unroll
@@ -1410,6 +1422,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         multiply_qk(s, k_tile(stage), q_fragment);
         sync_warp();  // and all lanes have read it
         load_k(stage, ahead, here);
+        cap_scores(s, softcap_scale);
         if (tiles.needs_mask(tile)) mask_scores(s, mask, Work{p, piece.rows}, 0, tiles, tile);
         rescale_output(o, move_maximum<RESCALE_SLACK, true>(s, rows, scale_log2));
         exponentiate<true>(s, rows, scale_log2);

@@ -1,130 +1,13 @@
-// decode_mma for decode-bf16-d128 on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// decode_mma for decode-bf16-d256-softcap-paged; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_heads_kv=1 block_n=32 num_warps=2 num_stages=3 q_in_registers=true l2_prefetch=128
-//            min_blocks_per_sm=2 dependent_launch=true cluster_merges=true speculative_start=false smem_bytes=98304
-// resources  decode_mma: 221 registers, 0 bytes spilled, 64 threads, 98304 bytes of shared memory
+// shown      the winner of decode-bf16-b8-h16x8-q1-k8192-d256-softcap50-page16 on nvidia-h200; <gpu>.md has others
+// config     block_m=16 block_heads_kv=1 block_n=32 num_warps=2 num_stages=2 q_in_registers=false l2_prefetch=128
+//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=139264
+// launch     pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=4
+// resources  decode_mma: 254 registers, 0 bytes spilled, 64 threads, 139264 bytes of shared memory
 // resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b128-h32x8-q1-k8192-d128 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=32 num_warps=2 num_stages=3 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true cluster_merges=true speculative_start=false smem_bytes=98304 pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=1'
-//
-// serves
-//   decode-bf16-b128-h32x8-q1-k8192-d128
-//       launched with pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       934.528 us measured (18 TFLOP/s), 1.006 x as fast as the default
-//       the best of 39, 1 within noise of it, 2026-12-01 03:17:16 UTC
-//
-// other winners, whose sources `autotune source PROBLEM` prints
-//   decode-bf16-b128-h64x8-q1-k8192-d64
-//       with block_n=16 num_warps=4 num_stages=2 min_blocks_per_sm=4 cluster_merges=false smem_bytes=36864
-//       launched with pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       476.936 us measured (36 TFLOP/s), 1.022 x as fast as the default
-//       the best of 26, 0 within noise of it, 2026-12-01 03:17:18 UTC
-//   decode-bf16-b128-h64x8-q1-k8192-d64-sinks
-//       with block_n=16 num_warps=4 num_stages=2 min_blocks_per_sm=4 cluster_merges=false smem_bytes=36864
-//       launched with pieces=216 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       476.384 us measured (36 TFLOP/s), 1.028 x as fast as the default
-//       the best of 30, 2 within noise of it, 2026-12-01 03:17:23 UTC
-//   decode-bf16-b256-h32x8-q1-k1024-d128
-//       with num_warps=4 num_stages=2 min_blocks_per_sm=1 cluster_merges=false smem_bytes=131072
-//       launched with pieces=512 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       243.924 us measured (18 TFLOP/s), 1.000 x as fast as the default
-//       the best of 11, 2 within noise of it, 2026-12-01 03:17:27 UTC
-//   decode-bf16-b32-h32x8-q1-k8192-d128
-//       with block_n=16 num_stages=2 min_blocks_per_sm=3 cluster_merges=false smem_bytes=40960
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       235.356 us measured (18 TFLOP/s), 1.010 x as fast as the default
-//       the best of 39, 2 within noise of it, 2026-12-01 03:16:34 UTC
-//   decode-bf16-b32-h64x8-q1-k8192-d64
-//       with block_n=16 num_warps=4 num_stages=6 q_in_registers=false min_blocks_per_sm=1 cluster_merges=false
-//            smem_bytes=100352
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
-//       120.804 us measured (36 TFLOP/s), 1.095 x as fast as the default
-//       the best of 37, 1 within noise of it, 2026-12-01 03:16:53 UTC
-//   decode-bf16-b64-h32x8-q1-k4096-d128
-//       with block_n=16 num_warps=1 num_stages=2 min_blocks_per_sm=4 cluster_merges=false smem_bytes=40960
-//       launched with pieces=64 last_block_merges=false prefetch_tiles=1 trigger_tiles=0
-//       236.74 us measured (18 TFLOP/s), 1.012 x as fast as the default
-//       the best of 39, 2 within noise of it, 2026-12-01 03:17:06 UTC
-//   decode-bf16-b64-h64x8-q1-k4096-d64
-//       with block_n=16 num_stages=2 q_in_registers=false cluster_merges=false smem_bytes=36864
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       121.32 us measured (35 TFLOP/s), 1.044 x as fast as the default
-//       the best of 36, 2 within noise of it, 2026-12-01 03:17:08 UTC
-//   decode-bf16-b64-h64x8-q1-k4096-d64-sinks
-//       with block_n=16 num_stages=2 q_in_registers=false min_blocks_per_sm=1 cluster_merges=false smem_bytes=36864
-//       launched with pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       120.578 us measured (36 TFLOP/s), 1.064 x as fast as the default
-//       the best of 41, 2 within noise of it, 2026-12-01 03:17:10 UTC
-//   decode-bf16-b1-h32x8-q1-k131072-d128
-//       with num_warps=4 num_stages=2 min_blocks_per_sm=1 cluster_merges=false smem_bytes=131072
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       121.394 us measured (18 TFLOP/s), 1.000 x as fast as the default
-//       the best of 1, 0 within noise of it, 2026-12-01 03:16:02 UTC
-//   decode-bf16-b1-h64x8-q1-k65536-d128
-//       with num_warps=4 num_stages=2 min_blocks_per_sm=1 cluster_merges=false smem_bytes=131072
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       62.878 us measured (34 TFLOP/s), 1.000 x as fast as the default
-//       the best of 42, 2 within noise of it, 2026-12-01 03:16:14 UTC
-//   decode-bf16-b16-h32x32-q1-k8192-d128
-//       with num_warps=4 num_stages=2 min_blocks_per_sm=1 cluster_merges=false smem_bytes=131072
-//       launched with pieces=512 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-//       472.472 us measured (5 TFLOP/s), 1.000 x as fast as the default
-//       the best of 39, 2 within noise of it, 2026-12-01 03:16:23 UTC
-//   decode-bf16-b1-h64x8-q1-k65536-d64
-//       with num_warps=8 num_stages=2 min_blocks_per_sm=1 cluster_merges=false smem_bytes=131072
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       33.3332 us measured (32 TFLOP/s), 1.000 x as fast as the default
-//       the best of 1, 0 within noise of it, 2026-12-01 03:16:07 UTC
-//   decode-bf16-b1-h64x8-q1-k65536-d64-sinks
-//       with num_warps=8 num_stages=2 min_blocks_per_sm=1 cluster_merges=false smem_bytes=131072
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       33.4274 us measured (32 TFLOP/s), 1.000 x as fast as the default
-//       the best of 39, 0 within noise of it, 2026-12-01 03:16:10 UTC
-//   decode-bf16-b8-h32x8-q1-k8192-d128
-//       with block_n=16 num_warps=8 num_stages=2 q_in_registers=false min_blocks_per_sm=1 smem_bytes=135168
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       60.808 us measured (18 TFLOP/s), 1.016 x as fast as the default
-//       the best of 62, 2 within noise of it, 2026-12-01 03:16:16 UTC
-//   decode-bf16-b8-h64x8-q1-k8192-d64
-//       with num_warps=8 num_stages=2 min_blocks_per_sm=1 smem_bytes=131072
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
-//       31.84 us measured (34 TFLOP/s), 1.030 x as fast as the default
-//       the best of 82, 1 within noise of it, 2026-12-01 03:16:17 UTC
-//   decode-bf16-b8-h64x8-q1-k8192-d64-sinks
-//       with num_warps=8 num_stages=2 min_blocks_per_sm=1 smem_bytes=131072
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
-//       31.908 us measured (34 TFLOP/s), 1.031 x as fast as the default
-//       the best of 39, 1 within noise of it, 2026-12-01 03:16:18 UTC
-//   decode-bf16-b1-h32x8-q1-k32768-d128
-//       with num_warps=4 num_stages=2 min_blocks_per_sm=1 cluster_merges=false smem_bytes=131072
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       32.8142 us measured (16 TFLOP/s), 1.000 x as fast as the default
-//       the best of 63, 1 within noise of it, 2026-12-01 03:15:52 UTC
-//   decode-bf16-b1-h64x8-q1-k4096-d128
-//       with block_n=16 num_warps=4 num_stages=2 q_in_registers=false cluster_merges=false smem_bytes=69632
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
-//       8.41141 us measured (16 TFLOP/s), 1.000 x as fast as the default
-//       the best of 43, 0 within noise of it, 2026-12-01 03:16:04 UTC
-//   decode-bf16-b1-h32x8-q1-k4096-d128
-//       with block_n=16 num_warps=4 num_stages=2 q_in_registers=false min_blocks_per_sm=1 smem_bytes=69632
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       7.62743 us measured (9 TFLOP/s), 1.048 x as fast as the default
-//       the best of 83, 2 within noise of it, 2026-12-01 03:15:47 UTC
-//   decode-bf16-b1-h64x8-q1-k4096-d64
-//       with block_n=16 num_warps=4 num_stages=2 q_in_registers=false smem_bytes=36864
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
-//       5.7471 us measured (12 TFLOP/s), 1.133 x as fast as the default
-//       the best of 84, 2 within noise of it, 2026-12-01 03:16:03 UTC
-//   decode-bf16-b1-h64x8-q1-k4096-d64-sinks
-//       with block_n=16 num_warps=4 num_stages=2 q_in_registers=false smem_bytes=36864
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
-//       5.8622 us measured (11 TFLOP/s), 1.135 x as fast as the default
-//       the best of 40, 1 within noise of it, 2026-12-01 03:16:03 UTC
-//   decode-bf16-b1-h32x8-q1-k1024-d128
-//       with num_stages=2 min_blocks_per_sm=1 smem_bytes=65536
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
-//       5.35303 us measured (3 TFLOP/s), 1.076 x as fast as the default
-//       the best of 39, 1 within noise of it, 2026-12-01 03:15:47 UTC
+// again      autotune source decode-bf16-b8-h16x8-q1-k8192-d256-softcap50-page16 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=32 num_warps=2 num_stages=2 q_in_registers=false l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=139264 pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=4'
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -150,13 +33,14 @@
 //   lib/ptx/dependent.cuh
 //   lib/constants.cuh.j2
 //   lib/params.cuh.j2
+//   lib/scores/softcap.cuh
 //   lib/masks/full.cuh
 //   lib/pieces.cuh
 //   lib/tile.cuh
 //   lib/warp_loader.cuh
-//   lib/kv/dense.cuh
+//   lib/kv/paged.cuh
 //   lib/multiply.cuh
-//   lib/prefetch/dense.cuh
+//   lib/prefetch/paged.cuh
 //   lib/prefetch.cuh
 //   lib/decode_work.cuh
 //   lib/rescale.cuh
@@ -167,8 +51,6 @@
 //   lib/decode_memory.cuh
 //   lib/shared_queries.cuh
 //   lib/warp_results.cuh
-//   lib/cluster_merge.cuh
-//   lib/ptx/cluster.cuh
 //   lib/decode_combine.cuh
 
 // ---- lib/base.cuh
@@ -538,17 +420,17 @@ using Element = bf16;
 using KvElement = bf16;
 
 // ---- lib/constants.cuh.j2
-constexpr int HEAD_DIM = 128;
-constexpr int HEAD_DIM_V = 128;
+constexpr int HEAD_DIM = 256;
+constexpr int HEAD_DIM_V = 256;
 constexpr int BLOCK_M = 16;
 constexpr int BLOCK_HEADS_KV = 1;
 constexpr int BLOCK_N = 32;
 constexpr int NUM_WARPS = 2;
-constexpr int NUM_STAGES = 3;
-constexpr bool Q_IN_REGISTERS = true;
+constexpr int NUM_STAGES = 2;
+constexpr bool Q_IN_REGISTERS = false;
 constexpr int L2_PREFETCH = 128;
-constexpr int MIN_BLOCKS_PER_SM = 2;
-constexpr int SMEM_BYTES = 98304;
+constexpr int MIN_BLOCKS_PER_SM = 1;
+constexpr int SMEM_BYTES = 139264;
 
 // ---- decode_mma.cu.j2
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
@@ -612,10 +494,30 @@ struct Params {
     int k_scale_stride;  // 0 or 1
     int v_scale_stride;
     float v_scale;  // of an 8-bit cache, beside v_scales
+    float softcap_log2;  // soft cap * log2(e)
     int prefetch_tiles;  // tiles of each warp that are prefetched, 0: none
     int trigger_tiles;  // tiles that each warp has left when the next kernel may come, 0: none
     int pages;  // of the cache: numbers of pages below it are taken for right
 };
+
+// ---- lib/scores/softcap.cuh
+// Soft cap: a score s becomes cap * tanh(s * scale / cap), before the mask. What is left here is the tanh; the softmax's own
+// factor is then cap * log2(e).
+// 1 - 2 / (e^2x + 1) has an absolute error of 2^-23, where tanh.approx has 2^-11; near 0, where that is too much for a large
+// cap, the series takes its place.
+DEVICE float tanh_approx(float x) {
+    if (x * x < 1e-3f) return x * (1.0f - x * x * (1.0f / 3));
+    return 1.0f - 2.0f * reciprocal_approx(exp2_approx(2.0f * LOG2E * x) + 1.0f);
+}
+template <int TILES_M, int TILES_N, int ELEMENTS>
+DEVICE void cap_scores(float (&s)[TILES_M][TILES_N][ELEMENTS], float softcap_scale) {
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+        for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+            for (int i = 0; i < ELEMENTS; ++i) s[m][n][i] = tanh_approx(s[m][n][i] * softcap_scale);
+}
 
 // ---- lib/masks/full.cuh
 // Every query sees every key.
@@ -803,10 +705,6 @@ struct Rows {
 // Which of the block's heads the rows of a C or A fragment are, whose upper or lower half of 8 rows is meant.
 DEVICE constexpr int head_of(int m, int half) { return (m * 16 + half * 8) / HEAD_ROWS; }
 
-// Whether the splits of the same rows are the blocks of a cluster, in order: wherever the host has counted them. (Then the
-// splits of the next rows follow, else neighbours work on neighbouring heads of the same keys.)
-DEVICE bool in_cluster(const Params& p, const Cut& cut) { return uniform(p) && cut.splits > 1; }
-
 // A block's part of the work: split `split` of `cut.splits`, for the rows `rows`.
 struct Piece {
     Cut cut;
@@ -815,12 +713,8 @@ struct Piece {
     int tile_begin, tile_end;  // counted from the sequence's first tile
 
     DEVICE Piece(const Params& p, const Cut& sequence, int within)
-        : Piece(p, sequence, within, in_cluster(p, sequence)) {}
-    DEVICE Piece(const Params& p, const Cut& sequence, int within, bool clustered)
-        : cut(sequence), split(clustered ? within - quotient(within, cut.splits) * cut.splits
-                                         : quotient(within, unsplit_pieces(p, sequence.queries.count))),
-          rows(p, sequence, clustered ? quotient(within, cut.splits)
-                                      : within - split * unsplit_pieces(p, sequence.queries.count)) {
+        : cut(sequence), split(quotient(within, unsplit_pieces(p, sequence.queries.count))),
+          rows(p, sequence, within - split * unsplit_pieces(p, sequence.queries.count)) {
         const int tiles = tile_count(p, cut.queries.count, cut.length), each = quotient(tiles, cut.splits);
         const int longer = tiles - each * cut.splits;  // this many splits have a tile more
         tile_begin = split * each + min_of(split, longer);
@@ -921,34 +815,66 @@ template <int ROWS, int COLUMNS, int PREFETCH> struct WarpLoader {
     }
 };
 
-// ---- lib/kv/dense.cuh
-// Keys and values that stand in order: key j of a sequence is row j of its part of the cache.
+// ---- lib/kv/paged.cuh
+// Keys and values in pages: key j of a sequence is slot j % page_size of the page that its table names at j / page_size.
+// Table entries of keys that do not exist are not read.
 struct KvRows {
     using KLoader = WarpLoader<BLOCK_N, K_COLUMNS, L2_PREFETCH>;
     using VLoader = WarpLoader<BLOCK_N, V_COLUMNS, L2_PREFETCH>;
-    const KvElement *k, *v;  // this lane's chunks in the first pass over the next tile to load
-    i64 k_stride, v_stride;
+    const KvElement *k, *v;  // this lane's chunks of slot 0 of page 0
+    const int* table;
+    i64 k_page_stride, v_page_stride, k_stride, v_stride;
     int begin, end;  // keys that exist
+    int page_size, page_shift;
+    u32 page_magic;
 
-    DEVICE KvRows(const Params& p, const Rows& rows, int first, int last, int first_key)
-        : k(p.k + rows.batch * p.k_batch_stride + rows.head_kv * p.k_head_stride + (first_key + KLoader::lane_row()) * p.k_row_stride
-            + KLoader::lane_element(p.k_head_stride, p.heads_kv - rows.head_kv)),
-          v(p.v + rows.batch * p.v_batch_stride + rows.head_kv * p.v_head_stride + (first_key + VLoader::lane_row()) * p.v_row_stride
-            + VLoader::lane_element(p.v_head_stride, p.heads_kv - rows.head_kv)),
-          k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last) {}
+    DEVICE KvRows(const Params& p, const Rows& rows, int first, int last, int)
+        : k(p.k + rows.head_kv * p.k_head_stride + KLoader::lane_element(p.k_head_stride, p.heads_kv - rows.head_kv)),
+          v(p.v + rows.head_kv * p.v_head_stride + VLoader::lane_element(p.v_head_stride, p.heads_kv - rows.head_kv)),
+          table(p.page_table + rows.batch * p.page_table_stride), k_page_stride(p.k_batch_stride), v_page_stride(p.v_batch_stride),
+          k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last), page_size(p.page_size),
+          page_shift(p.page_shift), page_magic(p.page_magic) {}
 
-    // What must be known of a tile before it is loaded, asked for early: nothing here.
-    struct Place {};
-    DEVICE Place find(int) const { return {}; }
+    static constexpr int ENTRIES = ceil_div(BLOCK_N, WARP_SIZE);
+    // Lane l holds page and slot of rows l, l + 32, ... of a tile.
+    struct Place { int page[ENTRIES], slot[ENTRIES]; };
 
-    // Starts copying a warp's next tile, which begins at `first_key`.
-    template <typename Tile> DEVICE void start_k(const Tile& tile, int first_key, Place) {
-        KLoader::start(tile, k, k_stride * KLoader::ROWS_PER_PASS, begin - first_key, end - first_key);
-        k += k_stride * (NUM_WARPS * BLOCK_N);
+    DEVICE Place find(int first_key) const {
+        return find(first_key, [](const int* entry) { return *entry; });
     }
-    template <typename Tile> DEVICE void start_v(const Tile& tile, int first_key, Place) {
-        VLoader::start(tile, v, v_stride * VLoader::ROWS_PER_PASS, begin - first_key, end - first_key);
-        v += v_stride * (NUM_WARPS * BLOCK_N);
+    // The same with the table read by read(place of an entry).
+    template <typename Read> DEVICE Place find(int first_key, Read read) const {
+        Place place;
+#pragma unroll
+        for (int i = 0; i < ENTRIES; ++i) {
+            const int key = first_key + lane_id() + i * WARP_SIZE;
+            const int index = divide(key, page_magic, page_shift);
+            place.slot[i] = key - index * page_size;
+            place.page[i] = begin <= key && key < end ? read(table + index) : 0;
+        }
+        return place;
+    }
+    // Starts copying a warp's next tile, which begins at `first_key`.
+    template <typename Tile> DEVICE void start_k(const Tile& tile, int first_key, const Place& at) const {
+        start<KLoader>(tile, k, k_page_stride, k_stride, first_key, at);
+    }
+    template <typename Tile> DEVICE void start_v(const Tile& tile, int first_key, const Place& at) const {
+        start<VLoader>(tile, v, v_page_stride, v_stride, first_key, at);
+    }
+    template <typename Loader, typename Tile>
+    DEVICE void start(const Tile& tile, const KvElement* matrix, i64 page_stride, i64 stride, int first_key, const Place& at) const {
+        i64 offset[ENTRIES];
+#pragma unroll
+        for (int i = 0; i < ENTRIES; ++i) offset[i] = at.page[i] * page_stride + at.slot[i] * stride;
+        Loader::gather(tile, begin - first_key, end - first_key, [&](int row) {
+            i64 here = shuffle(offset[0], row);
+#pragma unroll
+            for (int i = 1; i < ENTRIES; ++i) {
+                const i64 other = shuffle(offset[i], row);
+                if (row >= i * WARP_SIZE) here = other;
+            }
+            return matrix + here;
+        });
     }
 };
 
@@ -1028,10 +954,14 @@ DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int first, int 
 // What a finished row must be multiplied by.
 DEVICE float output_scale(const Params&, int) { return 1; }
 
-// ---- lib/prefetch/dense.cuh
-// Where a key stands that is prefetched: keys of a sequence stand in order.
-struct KeyPlace { i64 batch, row; };
-DEVICE KeyPlace guess_place(const Params&, int batch, int key) { return {batch, key}; }
+// ---- lib/prefetch/paged.cuh
+// Where a key stands that is prefetched: in a page of the cache, in the right one if its number does not change any more.
+struct KeyPlace { i64 batch, row; };  // page and slot
+DEVICE KeyPlace guess_place(const Params& p, int batch, int key) {
+    const int index = divide(key, p.page_magic, p.page_shift);
+    const int page = load_guess(p.page_table + batch * p.page_table_stride + index);
+    return {max_of(0, min_of(page, p.pages - 1)), key - index * p.page_size};
+}
 
 // ---- lib/prefetch.cuh
 // While the kernel before this one ends and HBM is idle, a block has L2 fetch the keys and values that its warps load first. Lengths,
@@ -1450,98 +1380,6 @@ DEVICE Partial merge_warps(int row, int column) {
     return whole;
 }
 
-// ---- lib/cluster_merge.cuh
-// The splits of the same rows, put together by the blocks of a cluster in their shared memory: each block merges a share of the
-// rows and columns of all of them, in the order of the keys.
-
-// ---- lib/ptx/cluster.cuh
-// Thread-block clusters (sm_90): blocks that run together on neighbouring SMs and read each other's shared memory.
-
-// Waits for all threads of the cluster, each warp as one: what they did before, shared memory included, is visible after it. No
-// block reads another one's shared memory before all have begun.
-DEVICE void sync_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// The last that the threads of a cluster do: none ends before others have read its shared memory. What has been loaded is in use
-// by then, and what was written need not be visible: waiting for that too takes 0.5 us.
-DEVICE void leave_cluster() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-
-// The address, for load_remote_floats only, of the same place in block `rank` of the cluster.
-DEVICE u32 remote_address(u32 smem_address, int rank) {
-    u32 address;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(smem_address), "r"(rank));
-    return address;
-}
-DEVICE Floats4 load_remote_floats(u32 address) {
-    Floats4 v;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x[0]), "=f"(v.x[1]), "=f"(v.x[2]), "=f"(v.x[3]) : "r"(address) : "memory");
-    return v;
-}
-DEVICE void load_remote_floats(u32 address, float& first, float& second) {
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address) : "memory");
-}
-
-// ---- lib/cluster_merge.cuh
-constexpr int MAX_CLUSTER = 16, AT_ONCE_IN_CLUSTER = 8;  // blocks, and those of which O is on its way to a thread at a time
-
-// Leaves 8 columns of the block's own result where its first warp's stood, which nobody else reads. Maximum and sum stand behind
-// a row's end, where rows are padded.
-DEVICE u32 kept_partial(int row, int column) { return smem_base() + (row * PITCH + column) * 4; }
-DEVICE void keep_partial(int row, int column, const Partial& part) {
-    const SharedArray<float> to{kept_partial(row, column)};
-#pragma unroll
-    for (int c = 0; c < COLUMNS_PER_THREAD; ++c) to.set(c, part.o[c]);
-    if (column == 0) store_shared_floats(kept_partial(row, HEAD_DIM_V), part.maximum, part.sum);
-}
-
-// All loads of a loop are under way at once: those of blocks that do not exist go to the last one. A round trip takes about 200
-// clocks.
-DEVICE void merge_cluster(const Params& p, const Piece& piece) {
-    const int splits = piece.cut.splits, items = piece.rows.count * THREADS_PER_ROW, each = quotient(items + splits - 1, splits);
-    const int end = min_of((piece.split + 1) * each, items);
-    sync_cluster();  // all have left their results
-#pragma unroll 1
-    for (int i = piece.split * each + thread_id(); i < end; i += THREADS) {
-        const int row = i / THREADS_PER_ROW, column = i % THREADS_PER_ROW * COLUMNS_PER_THREAD;
-        if (BLOCK_HEADS_KV > 1 && !piece.rows.exists(row)) continue;
-        float weight[MAX_CLUSTER], sum[MAX_CLUSTER];
-        Partial whole;
-#pragma unroll
-        for (int s = 0; s < MAX_CLUSTER; ++s)
-            load_remote_floats(remote_address(kept_partial(row, HEAD_DIM_V), min_of(s, splits - 1)), weight[s], sum[s]);
-#pragma unroll
-        for (int s = 0; s < MAX_CLUSTER; ++s) whole.maximum = max_of(whole.maximum, weight[s]);
-#pragma unroll
-        for (int s = 0; s < MAX_CLUSTER; ++s) {
-            weight[s] = s < splits ? weight_of(weight[s], whole.maximum) : 0;
-            if (s < splits) whole.sum += weight[s] * sum[s];
-        }
-#pragma unroll
-        for (int first = 0; first < MAX_CLUSTER; first += AT_ONCE_IN_CLUSTER) {
-            if (first >= splits) break;
-            Floats4 left[AT_ONCE_IN_CLUSTER], right[AT_ONCE_IN_CLUSTER];
-#pragma unroll
-            for (int s = 0; s < AT_ONCE_IN_CLUSTER; ++s) {
-                const u32 from = remote_address(kept_partial(row, column), min_of(first + s, splits - 1));
-                left[s] = load_remote_floats(from);
-                right[s] = load_remote_floats(from + 16);
-            }
-#pragma unroll
-            for (int s = 0; s < AT_ONCE_IN_CLUSTER; ++s) {
-                if (first + s >= splits) continue;
-#pragma unroll
-                for (int c = 0; c < 4; ++c)
-                    whole.o[c] += weight[first + s] * left[s].x[c], whole.o[4 + c] += weight[first + s] * right[s].x[c];
-            }
-        }
-        finish(p, piece.rows, row, column, whole);
-    }
-    leave_cluster();  // when nobody reads this block's result any more
-}
-
 // ---- decode_mma.cu.j2
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_mma(const __grid_constant__ Params p) {
     prefetch_piece(p);
@@ -1594,6 +1432,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         copy_async_wait<2 * NUM_STAGES>();
         sync_block();
     }
+    const float softcap_scale = scale_log2 * reciprocal_approx(p.softcap_log2);
+    scale_log2 = p.softcap_log2;  // of what is left after tanh
     auto q_fragment = [&](u32 (&a)[4], int m, int d) {
         if constexpr (Q_IN_REGISTERS) {
 #pragma unroll
@@ -1618,6 +1458,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         multiply_qk(s, k_tile(stage), q_fragment);
         sync_warp();  // and all lanes have read it
         load_k(stage, ahead, here);
+        cap_scores(s, softcap_scale);
         if (tiles.needs_mask(tile)) mask_scores(s, mask, Work{p, piece.rows}, 0, tiles, tile);
         rescale_output(o, move_maximum<RESCALE_SLACK, true>(s, rows, scale_log2));
         exponentiate<true>(s, rows, scale_log2);
@@ -1641,10 +1482,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         if (BLOCK_HEADS_KV > 1 && !piece.rows.exists(row)) continue;
         const Partial whole = merge_warps(row, column);
         if (cut.splits == 1) finish(p, piece.rows, row, column, whole);
-        else if (in_cluster(p, cut)) keep_partial(row, column, whole);
         else store_partial(workspace, cut.first_slot + block_id() - cut.first_piece, row, column, whole);
     }
-    if (in_cluster(p, cut)) return merge_cluster(p, piece);
     if (cut.splits == 1 || !p.tickets) return;
 
     const SharedArray<u32> last{smem_base() + LAST_OFFSET};

@@ -1,21 +1,13 @@
-// decode_mma for decode-bf16-d256-window-softcap on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// decode_mma for decode-bf16-d128; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=false l2_prefetch=128
-//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=139264
-// resources  decode_mma: 255 registers, 0 bytes spilled, 128 threads, 139264 bytes of shared memory
+// shown      the winner of decode-bf16-b128-h32x8-q1-k8192-d128 on nvidia-h200; <gpu>.md has others
+// config     block_m=16 block_heads_kv=1 block_n=32 num_warps=2 num_stages=3 q_in_registers=true l2_prefetch=128
+//            min_blocks_per_sm=2 dependent_launch=true cluster_merges=true speculative_start=false smem_bytes=98304
+// launch     pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
+// resources  decode_mma: 221 registers, 0 bytes spilled, 64 threads, 98304 bytes of shared memory
 // resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b32-h16x8-q1-k8192-d256-left4095-softcap50 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=false l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=139264 pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=4'
-//
-// serves
-//   decode-bf16-b32-h16x8-q1-k8192-d256-left4095-softcap50
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=4
-//       235.08 us measured (9 TFLOP/s), 1.013 x as fast as the default
-//       the best of 43, 0 within noise of it, 2026-12-01 03:16:31 UTC
-//   decode-bf16-b1-h16x8-q1-k8192-d256-left4095-softcap50
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=2
-//       12.2906 us measured (5 TFLOP/s), 1.000 x as fast as the default
-//       the best of 45, 0 within noise of it, 2026-12-01 03:15:46 UTC
+// again      autotune source decode-bf16-b128-h32x8-q1-k8192-d128 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=32 num_warps=2 num_stages=3 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true cluster_merges=true speculative_start=false smem_bytes=98304 pieces=1056 last_block_merges=true prefetch_tiles=1 trigger_tiles=1'
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -41,8 +33,7 @@
 //   lib/ptx/dependent.cuh
 //   lib/constants.cuh.j2
 //   lib/params.cuh.j2
-//   lib/scores/softcap.cuh
-//   lib/masks/window.cuh
+//   lib/masks/full.cuh
 //   lib/pieces.cuh
 //   lib/tile.cuh
 //   lib/warp_loader.cuh
@@ -59,6 +50,8 @@
 //   lib/decode_memory.cuh
 //   lib/shared_queries.cuh
 //   lib/warp_results.cuh
+//   lib/cluster_merge.cuh
+//   lib/ptx/cluster.cuh
 //   lib/decode_combine.cuh
 
 // ---- lib/base.cuh
@@ -428,17 +421,17 @@ using Element = bf16;
 using KvElement = bf16;
 
 // ---- lib/constants.cuh.j2
-constexpr int HEAD_DIM = 256;
-constexpr int HEAD_DIM_V = 256;
+constexpr int HEAD_DIM = 128;
+constexpr int HEAD_DIM_V = 128;
 constexpr int BLOCK_M = 16;
 constexpr int BLOCK_HEADS_KV = 1;
-constexpr int BLOCK_N = 16;
-constexpr int NUM_WARPS = 4;
-constexpr int NUM_STAGES = 2;
-constexpr bool Q_IN_REGISTERS = false;
+constexpr int BLOCK_N = 32;
+constexpr int NUM_WARPS = 2;
+constexpr int NUM_STAGES = 3;
+constexpr bool Q_IN_REGISTERS = true;
 constexpr int L2_PREFETCH = 128;
-constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 139264;
+constexpr int MIN_BLOCKS_PER_SM = 2;
+constexpr int SMEM_BYTES = 98304;
 
 // ---- decode_mma.cu.j2
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
@@ -502,51 +495,27 @@ struct Params {
     int k_scale_stride;  // 0 or 1
     int v_scale_stride;
     float v_scale;  // of an 8-bit cache, beside v_scales
-    float softcap_log2;  // soft cap * log2(e)
     int prefetch_tiles;  // tiles of each warp that are prefetched, 0: none
     int trigger_tiles;  // tiles that each warp has left when the next kernel may come, 0: none
     int pages;  // of the cache: numbers of pages below it are taken for right
 };
 
-// ---- lib/scores/softcap.cuh
-// Soft cap: a score s becomes cap * tanh(s * scale / cap), before the mask. What is left here is the tanh; the softmax's own
-// factor is then cap * log2(e).
-// 1 - 2 / (e^2x + 1) has an absolute error of 2^-23, where tanh.approx has 2^-11; near 0, where that is too much for a large
-// cap, the series takes its place.
-DEVICE float tanh_approx(float x) {
-    if (x * x < 1e-3f) return x * (1.0f - x * x * (1.0f / 3));
-    return 1.0f - 2.0f * reciprocal_approx(exp2_approx(2.0f * LOG2E * x) + 1.0f);
-}
-template <int TILES_M, int TILES_N, int ELEMENTS>
-DEVICE void cap_scores(float (&s)[TILES_M][TILES_N][ELEMENTS], float softcap_scale) {
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-#pragma unroll
-        for (int n = 0; n < TILES_N; ++n)
-#pragma unroll
-            for (int i = 0; i < ELEMENTS; ++i) s[m][n][i] = tanh_approx(s[m][n][i] * softcap_scale);
-}
-
-// ---- lib/masks/window.cuh
-// A window, inclusive on both sides: row i sees key j iff i + offset - left <= j <= i + offset + right, with
-// offset = seqlen_k - seqlen_q. Lengths are at most 2^30 and bounds at most 2^30 - 2^16, which stands for
-// "unbounded", so that sums stay in 32 bits; causal is right = 0.
+// ---- lib/masks/full.cuh
+// Every query sees every key.
 struct Mask {
-    int seqlen_k, offset, left, right;
+    int seqlen_k;
     DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
-    DEVICE Mask(const Params& p, int queries, int keys)
-        : seqlen_k(keys), offset(keys - queries), left(p.window_left), right(p.window_right) {}
+    DEVICE Mask(const Params&, int, int keys) : seqlen_k(keys) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
-    DEVICE int key_begin(int row_begin) const { return clamp(row_begin + offset - left); }
-    DEVICE int key_end(int row_end) const { return clamp(row_end + offset + right); }
+    DEVICE int key_begin(int row_begin) const { return 0; }
+    DEVICE int key_end(int row_end) const { return seqlen_k; }
     // Keys inside [shared_begin, shared_end) are seen by all of them.
-    DEVICE int shared_begin(int row_end) const { return clamp(row_end - 1 + offset - left); }
-    DEVICE int shared_end(int row_begin) const { return clamp(row_begin + 1 + offset + right); }
+    DEVICE int shared_begin(int row_end) const { return 0; }
+    DEVICE int shared_end(int row_begin) const { return seqlen_k; }
     // Row `row` sees keys [row_begin, row_end).
-    static constexpr bool HAS_ROW_BEGIN = true;
-    DEVICE int row_begin(int row) const { return row + offset - left; }
-    DEVICE int row_end(int row) const { return min_of(row + offset + right + 1, seqlen_k); }
-    DEVICE int clamp(int key) const { return min_of(max_of(key, 0), seqlen_k); }
+    static constexpr bool HAS_ROW_BEGIN = false;
+    DEVICE int row_begin(int row) const { return 0; }
+    DEVICE int row_end(int row) const { return seqlen_k; }
 };
 
 // ---- lib/pieces.cuh
@@ -717,6 +686,10 @@ struct Rows {
 // Which of the block's heads the rows of a C or A fragment are, whose upper or lower half of 8 rows is meant.
 DEVICE constexpr int head_of(int m, int half) { return (m * 16 + half * 8) / HEAD_ROWS; }
 
+// Whether the splits of the same rows are the blocks of a cluster, in order: wherever the host has counted them. (Then the
+// splits of the next rows follow, else neighbours work on neighbouring heads of the same keys.)
+DEVICE bool in_cluster(const Params& p, const Cut& cut) { return uniform(p) && cut.splits > 1; }
+
 // A block's part of the work: split `split` of `cut.splits`, for the rows `rows`.
 struct Piece {
     Cut cut;
@@ -725,8 +698,12 @@ struct Piece {
     int tile_begin, tile_end;  // counted from the sequence's first tile
 
     DEVICE Piece(const Params& p, const Cut& sequence, int within)
-        : cut(sequence), split(quotient(within, unsplit_pieces(p, sequence.queries.count))),
-          rows(p, sequence, within - split * unsplit_pieces(p, sequence.queries.count)) {
+        : Piece(p, sequence, within, in_cluster(p, sequence)) {}
+    DEVICE Piece(const Params& p, const Cut& sequence, int within, bool clustered)
+        : cut(sequence), split(clustered ? within - quotient(within, cut.splits) * cut.splits
+                                         : quotient(within, unsplit_pieces(p, sequence.queries.count))),
+          rows(p, sequence, clustered ? quotient(within, cut.splits)
+                                      : within - split * unsplit_pieces(p, sequence.queries.count)) {
         const int tiles = tile_count(p, cut.queries.count, cut.length), each = quotient(tiles, cut.splits);
         const int longer = tiles - each * cut.splits;  // this many splits have a tile more
         tile_begin = split * each + min_of(split, longer);
@@ -1356,6 +1333,98 @@ DEVICE Partial merge_warps(int row, int column) {
     return whole;
 }
 
+// ---- lib/cluster_merge.cuh
+// The splits of the same rows, put together by the blocks of a cluster in their shared memory: each block merges a share of the
+// rows and columns of all of them, in the order of the keys.
+
+// ---- lib/ptx/cluster.cuh
+// Thread-block clusters (sm_90): blocks that run together on neighbouring SMs and read each other's shared memory.
+
+// Waits for all threads of the cluster, each warp as one: what they did before, shared memory included, is visible after it. No
+// block reads another one's shared memory before all have begun.
+DEVICE void sync_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// The last that the threads of a cluster do: none ends before others have read its shared memory. What has been loaded is in use
+// by then, and what was written need not be visible: waiting for that too takes 0.5 us.
+DEVICE void leave_cluster() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// The address, for load_remote_floats only, of the same place in block `rank` of the cluster.
+DEVICE u32 remote_address(u32 smem_address, int rank) {
+    u32 address;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(smem_address), "r"(rank));
+    return address;
+}
+DEVICE Floats4 load_remote_floats(u32 address) {
+    Floats4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x[0]), "=f"(v.x[1]), "=f"(v.x[2]), "=f"(v.x[3]) : "r"(address) : "memory");
+    return v;
+}
+DEVICE void load_remote_floats(u32 address, float& first, float& second) {
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address) : "memory");
+}
+
+// ---- lib/cluster_merge.cuh
+constexpr int MAX_CLUSTER = 16, AT_ONCE_IN_CLUSTER = 8;  // blocks, and those of which O is on its way to a thread at a time
+
+// Leaves 8 columns of the block's own result where its first warp's stood, which nobody else reads. Maximum and sum stand behind
+// a row's end, where rows are padded.
+DEVICE u32 kept_partial(int row, int column) { return smem_base() + (row * PITCH + column) * 4; }
+DEVICE void keep_partial(int row, int column, const Partial& part) {
+    const SharedArray<float> to{kept_partial(row, column)};
+#pragma unroll
+    for (int c = 0; c < COLUMNS_PER_THREAD; ++c) to.set(c, part.o[c]);
+    if (column == 0) store_shared_floats(kept_partial(row, HEAD_DIM_V), part.maximum, part.sum);
+}
+
+// All loads of a loop are under way at once: those of blocks that do not exist go to the last one. A round trip takes about 200
+// clocks.
+DEVICE void merge_cluster(const Params& p, const Piece& piece) {
+    const int splits = piece.cut.splits, items = piece.rows.count * THREADS_PER_ROW, each = quotient(items + splits - 1, splits);
+    const int end = min_of((piece.split + 1) * each, items);
+    sync_cluster();  // all have left their results
+#pragma unroll 1
+    for (int i = piece.split * each + thread_id(); i < end; i += THREADS) {
+        const int row = i / THREADS_PER_ROW, column = i % THREADS_PER_ROW * COLUMNS_PER_THREAD;
+        if (BLOCK_HEADS_KV > 1 && !piece.rows.exists(row)) continue;
+        float weight[MAX_CLUSTER], sum[MAX_CLUSTER];
+        Partial whole;
+#pragma unroll
+        for (int s = 0; s < MAX_CLUSTER; ++s)
+            load_remote_floats(remote_address(kept_partial(row, HEAD_DIM_V), min_of(s, splits - 1)), weight[s], sum[s]);
+#pragma unroll
+        for (int s = 0; s < MAX_CLUSTER; ++s) whole.maximum = max_of(whole.maximum, weight[s]);
+#pragma unroll
+        for (int s = 0; s < MAX_CLUSTER; ++s) {
+            weight[s] = s < splits ? weight_of(weight[s], whole.maximum) : 0;
+            if (s < splits) whole.sum += weight[s] * sum[s];
+        }
+#pragma unroll
+        for (int first = 0; first < MAX_CLUSTER; first += AT_ONCE_IN_CLUSTER) {
+            if (first >= splits) break;
+            Floats4 left[AT_ONCE_IN_CLUSTER], right[AT_ONCE_IN_CLUSTER];
+#pragma unroll
+            for (int s = 0; s < AT_ONCE_IN_CLUSTER; ++s) {
+                const u32 from = remote_address(kept_partial(row, column), min_of(first + s, splits - 1));
+                left[s] = load_remote_floats(from);
+                right[s] = load_remote_floats(from + 16);
+            }
+#pragma unroll
+            for (int s = 0; s < AT_ONCE_IN_CLUSTER; ++s) {
+                if (first + s >= splits) continue;
+#pragma unroll
+                for (int c = 0; c < 4; ++c)
+                    whole.o[c] += weight[first + s] * left[s].x[c], whole.o[4 + c] += weight[first + s] * right[s].x[c];
+            }
+        }
+        finish(p, piece.rows, row, column, whole);
+    }
+    leave_cluster();  // when nobody reads this block's result any more
+}
+
 // ---- decode_mma.cu.j2
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_mma(const __grid_constant__ Params p) {
     prefetch_piece(p);
@@ -1408,8 +1477,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         copy_async_wait<2 * NUM_STAGES>();
         sync_block();
     }
-    const float softcap_scale = scale_log2 * reciprocal_approx(p.softcap_log2);
-    scale_log2 = p.softcap_log2;  // of what is left after tanh
     auto q_fragment = [&](u32 (&a)[4], int m, int d) {
         if constexpr (Q_IN_REGISTERS) {
 #pragma unroll
@@ -1434,7 +1501,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         multiply_qk(s, k_tile(stage), q_fragment);
         sync_warp();  // and all lanes have read it
         load_k(stage, ahead, here);
-        cap_scores(s, softcap_scale);
         if (tiles.needs_mask(tile)) mask_scores(s, mask, Work{p, piece.rows}, 0, tiles, tile);
         rescale_output(o, move_maximum<RESCALE_SLACK, true>(s, rows, scale_log2));
         exponentiate<true>(s, rows, scale_log2);
@@ -1458,8 +1524,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         if (BLOCK_HEADS_KV > 1 && !piece.rows.exists(row)) continue;
         const Partial whole = merge_warps(row, column);
         if (cut.splits == 1) finish(p, piece.rows, row, column, whole);
+        else if (in_cluster(p, cut)) keep_partial(row, column, whole);
         else store_partial(workspace, cut.first_slot + block_id() - cut.first_piece, row, column, whole);
     }
+    if (in_cluster(p, cut)) return merge_cluster(p, piece);
     if (cut.splits == 1 || !p.tickets) return;
 
     const SharedArray<u32> last{smem_base() + LAST_OFFSET};

@@ -1,16 +1,12 @@
-// forward_wgmma for forward-bf16-d256-window-softcap on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// forward_wgmma for forward-bf16-d128-causal; written by `autotune build` from templates/ and tuning_db/
 //
-// config     num_warpgroups=2 block_heads=2 block_n=64 num_stages=2 q_stages=1 overlap=true ping_pong=false
-//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=196800
-// resources  forward_wgmma: 168 registers, 0 bytes spilled, 384 threads, 196800 bytes of shared memory
+// shown      the winner of forward-bf16-b1-h32x8-q65536-k65536-d128-causal on nvidia-h200; <gpu>.md has others
+// config     num_warpgroups=3 block_heads=4 block_n=80 num_stages=2 q_stages=2 overlap=true ping_pong=false
+//            rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=180480
+// launch     longest_first=true head_group=8 persistent=true num_splits=1
+// resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 180480 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b1-h16x8-q8192-k8192-d256-causal-left4095-softcap50 --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=2 block_heads=2 block_n=64 num_stages=2 q_stages=1 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=196800 longest_first=true head_group=2 persistent=true num_splits=1'
-//
-// serves
-//   forward-bf16-b1-h16x8-q8192-k8192-d256-causal-left4095-softcap50
-//       launched with longest_first=true head_group=2 persistent=true num_splits=1
-//       731.952 us measured (563 TFLOP/s), 1.036 x as fast as the default
-//       the best of 56, 2 within noise of it, 2026-12-01 03:15:18 UTC
+// again      autotune source forward-bf16-b1-h32x8-q65536-k65536-d128-causal --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=4 block_n=80 num_stages=2 q_stages=2 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=180480 longest_first=true head_group=8 persistent=true num_splits=1'
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -33,8 +29,7 @@
 //   lib/ptx/stmatrix.cuh
 //   lib/constants.cuh.j2
 //   lib/params.cuh.j2
-//   lib/scores/softcap.cuh
-//   lib/masks/window.cuh
+//   lib/masks/causal.cuh
 //   lib/tight_tiles.cuh
 //   lib/schedule.cuh
 //   lib/tile.cuh
@@ -388,13 +383,13 @@ template <int PENDING, typename... Tiles> DEVICE void wgmma_wait(Tiles&... tiles
     (pin(tiles), ...);
 }
 
-// C (64 x 64) = or += A B^T, both K-major in shared memory.
-DEVICE void wgmma_qk(float (&c)[8][4], u64 a, u64 b, bool accumulate) {
+// C (64 x 80) = or += A B^T, both K-major in shared memory.
+DEVICE void wgmma_qk(float (&c)[10][4], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "setp.ne.b32 accumulate, %42, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, "
         "%4, %5, %6, %7, "
         "%8, %9, %10, %11, "
@@ -402,8 +397,10 @@ DEVICE void wgmma_qk(float (&c)[8][4], u64 a, u64 b, bool accumulate) {
         "%16, %17, %18, %19, "
         "%20, %21, %22, %23, "
         "%24, %25, %26, %27, "
-        "%28, %29, %30, %31"
-        "}, %32, %33, accumulate, 1, 1, 0, 0;\n"
+        "%28, %29, %30, %31, "
+        "%32, %33, %34, %35, "
+        "%36, %37, %38, %39"
+        "}, %40, %41, accumulate, 1, 1, 0, 0;\n"
         "}\n"
         :
           "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
@@ -413,17 +410,19 @@ DEVICE void wgmma_qk(float (&c)[8][4], u64 a, u64 b, bool accumulate) {
           "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
           "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
           "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
+          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
+          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
+          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3])
         : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
-// C (64 x 256) = or += A B with A in registers and B MN-major in shared memory.
-DEVICE void wgmma_pv(float (&c)[32][4], const u32 (&a)[4], u64 b, bool accumulate) {
+// C (64 x 128) = or += A B with A in registers and B MN-major in shared memory.
+DEVICE void wgmma_pv(float (&c)[16][4], const u32 (&a)[4], u64 b, bool accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %133, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+        "setp.ne.b32 accumulate, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, "
         "%4, %5, %6, %7, "
         "%8, %9, %10, %11, "
@@ -439,24 +438,8 @@ DEVICE void wgmma_pv(float (&c)[32][4], const u32 (&a)[4], u64 b, bool accumulat
         "%48, %49, %50, %51, "
         "%52, %53, %54, %55, "
         "%56, %57, %58, %59, "
-        "%60, %61, %62, %63, "
-        "%64, %65, %66, %67, "
-        "%68, %69, %70, %71, "
-        "%72, %73, %74, %75, "
-        "%76, %77, %78, %79, "
-        "%80, %81, %82, %83, "
-        "%84, %85, %86, %87, "
-        "%88, %89, %90, %91, "
-        "%92, %93, %94, %95, "
-        "%96, %97, %98, %99, "
-        "%100, %101, %102, %103, "
-        "%104, %105, %106, %107, "
-        "%108, %109, %110, %111, "
-        "%112, %113, %114, %115, "
-        "%116, %117, %118, %119, "
-        "%120, %121, %122, %123, "
-        "%124, %125, %126, %127"
-        "}, {%128, %129, %130, %131}, %132, accumulate, 1, 1, 1;\n"
+        "%60, %61, %62, %63"
+        "}, {%64, %65, %66, %67}, %68, accumulate, 1, 1, 1;\n"
         "}\n"
         :
           "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
@@ -474,23 +457,7 @@ DEVICE void wgmma_pv(float (&c)[32][4], const u32 (&a)[4], u64 b, bool accumulat
           "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
           "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
           "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
-          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3]),
-          "+f"(c[16][0]), "+f"(c[16][1]), "+f"(c[16][2]), "+f"(c[16][3]),
-          "+f"(c[17][0]), "+f"(c[17][1]), "+f"(c[17][2]), "+f"(c[17][3]),
-          "+f"(c[18][0]), "+f"(c[18][1]), "+f"(c[18][2]), "+f"(c[18][3]),
-          "+f"(c[19][0]), "+f"(c[19][1]), "+f"(c[19][2]), "+f"(c[19][3]),
-          "+f"(c[20][0]), "+f"(c[20][1]), "+f"(c[20][2]), "+f"(c[20][3]),
-          "+f"(c[21][0]), "+f"(c[21][1]), "+f"(c[21][2]), "+f"(c[21][3]),
-          "+f"(c[22][0]), "+f"(c[22][1]), "+f"(c[22][2]), "+f"(c[22][3]),
-          "+f"(c[23][0]), "+f"(c[23][1]), "+f"(c[23][2]), "+f"(c[23][3]),
-          "+f"(c[24][0]), "+f"(c[24][1]), "+f"(c[24][2]), "+f"(c[24][3]),
-          "+f"(c[25][0]), "+f"(c[25][1]), "+f"(c[25][2]), "+f"(c[25][3]),
-          "+f"(c[26][0]), "+f"(c[26][1]), "+f"(c[26][2]), "+f"(c[26][3]),
-          "+f"(c[27][0]), "+f"(c[27][1]), "+f"(c[27][2]), "+f"(c[27][3]),
-          "+f"(c[28][0]), "+f"(c[28][1]), "+f"(c[28][2]), "+f"(c[28][3]),
-          "+f"(c[29][0]), "+f"(c[29][1]), "+f"(c[29][2]), "+f"(c[29][3]),
-          "+f"(c[30][0]), "+f"(c[30][1]), "+f"(c[30][2]), "+f"(c[30][3]),
-          "+f"(c[31][0]), "+f"(c[31][1]), "+f"(c[31][2]), "+f"(c[31][3])
+          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
@@ -506,21 +473,21 @@ template <typename Tile> DEVICE void store_a(const Tile& tile, int lane, int row
 using Element = bf16;
 
 // ---- lib/constants.cuh.j2
-constexpr int HEAD_DIM = 256;
-constexpr int HEAD_DIM_V = 256;
-constexpr int NUM_WARPGROUPS = 2;
-constexpr int BLOCK_HEADS = 2;
-constexpr int BLOCK_N = 64;
+constexpr int HEAD_DIM = 128;
+constexpr int HEAD_DIM_V = 128;
+constexpr int NUM_WARPGROUPS = 3;
+constexpr int BLOCK_HEADS = 4;
+constexpr int BLOCK_N = 80;
 constexpr int NUM_STAGES = 2;
-constexpr int Q_STAGES = 1;
+constexpr int Q_STAGES = 2;
 constexpr bool OVERLAP = true;
 constexpr bool PING_PONG = false;
 constexpr int RESCALE_SLACK = 8;
 constexpr bool INTEGER_MAX = false;
 constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 196800;
-constexpr int LOADER_REGISTERS = 40;
-constexpr int REGISTERS = 232;
+constexpr int SMEM_BYTES = 180480;
+constexpr int LOADER_REGISTERS = 32;
+constexpr int REGISTERS = 160;
 
 // ---- forward_wgmma.cu.j2
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
@@ -564,49 +531,25 @@ struct Params {
     float scale_log2;  // softmax scale * log2(e), above 0
     int head_group;
     int longest_first;
-    float softcap_scale;  // softmax scale / soft cap
     u32* tickets;  // a counter, 0 between launches, from which blocks draw their work; null: each has its own
 };
 
-// ---- lib/scores/softcap.cuh
-// Soft cap: a score s becomes cap * tanh(s * scale / cap), before the mask. What is left here is the tanh; the softmax's own
-// factor is then cap * log2(e).
-// 1 - 2 / (e^2x + 1) has an absolute error of 2^-23, where tanh.approx has 2^-11; near 0, where that is too much for a large
-// cap, the series takes its place.
-DEVICE float tanh_approx(float x) {
-    if (x * x < 1e-3f) return x * (1.0f - x * x * (1.0f / 3));
-    return 1.0f - 2.0f * reciprocal_approx(exp2_approx(2.0f * LOG2E * x) + 1.0f);
-}
-template <int TILES_M, int TILES_N, int ELEMENTS>
-DEVICE void cap_scores(float (&s)[TILES_M][TILES_N][ELEMENTS], float softcap_scale) {
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-#pragma unroll
-        for (int n = 0; n < TILES_N; ++n)
-#pragma unroll
-            for (int i = 0; i < ELEMENTS; ++i) s[m][n][i] = tanh_approx(s[m][n][i] * softcap_scale);
-}
-
-// ---- lib/masks/window.cuh
-// A window, inclusive on both sides: row i sees key j iff i + offset - left <= j <= i + offset + right, with
-// offset = seqlen_k - seqlen_q. Lengths are at most 2^30 and bounds at most 2^30 - 2^16, which stands for
-// "unbounded", so that sums stay in 32 bits; causal is right = 0.
+// ---- lib/masks/causal.cuh
+// Bottom-right causal: row i sees key j iff j <= i + seqlen_k - seqlen_q.
 struct Mask {
-    int seqlen_k, offset, left, right;
+    int seqlen_k, offset;
     DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
-    DEVICE Mask(const Params& p, int queries, int keys)
-        : seqlen_k(keys), offset(keys - queries), left(p.window_left), right(p.window_right) {}
+    DEVICE Mask(const Params&, int queries, int keys) : seqlen_k(keys), offset(keys - queries) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
-    DEVICE int key_begin(int row_begin) const { return clamp(row_begin + offset - left); }
-    DEVICE int key_end(int row_end) const { return clamp(row_end + offset + right); }
+    DEVICE int key_begin(int row_begin) const { return 0; }
+    DEVICE int key_end(int row_end) const { return max_of(0, row_end + offset); }
     // Keys inside [shared_begin, shared_end) are seen by all of them.
-    DEVICE int shared_begin(int row_end) const { return clamp(row_end - 1 + offset - left); }
-    DEVICE int shared_end(int row_begin) const { return clamp(row_begin + 1 + offset + right); }
+    DEVICE int shared_begin(int row_end) const { return 0; }
+    DEVICE int shared_end(int row_begin) const { return max_of(0, row_begin + offset + 1); }
     // Row `row` sees keys [row_begin, row_end).
-    static constexpr bool HAS_ROW_BEGIN = true;
-    DEVICE int row_begin(int row) const { return row + offset - left; }
-    DEVICE int row_end(int row) const { return min_of(row + offset + right + 1, seqlen_k); }
-    DEVICE int clamp(int key) const { return min_of(max_of(key, 0), seqlen_k); }
+    static constexpr bool HAS_ROW_BEGIN = false;
+    DEVICE int row_begin(int row) const { return 0; }
+    DEVICE int row_end(int row) const { return row + offset + 1; }
 };
 
 // ---- lib/tight_tiles.cuh
@@ -1224,7 +1167,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
             };
             auto release_v = [&] { release(rings.v.empty(v_place.stage)); v_place.advance(); };
             auto softmax = [&](int of_tile) {
-                cap_scores(s, p.softcap_scale);
                 mask_scores(s, mask, work, warp_row, tiles, of_tile);
                 const Rescale<1> rescale = move_reference<RESCALE_SLACK, INTEGER_MAX>(s, rows, p.scale_log2);
                 exponentiate(s, rows);

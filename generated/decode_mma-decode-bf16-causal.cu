@@ -1,17 +1,13 @@
-// decode_mma for decode-bf16-d256-softcap-paged on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// decode_mma for decode-bf16-d128-causal; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_heads_kv=1 block_n=32 num_warps=2 num_stages=2 q_in_registers=false l2_prefetch=128
-//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=139264
-// resources  decode_mma: 254 registers, 0 bytes spilled, 64 threads, 139264 bytes of shared memory
+// shown      the winner of decode-bf16-b8-h32x8-q4-k8192-d128-causal on nvidia-h200; <gpu>.md has others
+// config     block_m=16 block_heads_kv=1 block_n=32 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128
+//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=131072
+// launch     pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2
+// resources  decode_mma: 221 registers, 0 bytes spilled, 128 threads, 131072 bytes of shared memory
 // resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b8-h16x8-q1-k8192-d256-softcap50-page16 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=32 num_warps=2 num_stages=2 q_in_registers=false l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=139264 pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=4'
-//
-// serves
-//   decode-bf16-b8-h16x8-q1-k8192-d256-softcap50-page16
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=4
-//       124.132 us measured (9 TFLOP/s), 1.004 x as fast as the default
-//       the best of 42, 1 within noise of it, 2026-12-01 03:16:16 UTC
+// again      autotune source decode-bf16-b8-h32x8-q4-k8192-d128-causal --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=32 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=131072 pieces=132 last_block_merges=true prefetch_tiles=2 trigger_tiles=2'
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -37,14 +33,13 @@
 //   lib/ptx/dependent.cuh
 //   lib/constants.cuh.j2
 //   lib/params.cuh.j2
-//   lib/scores/softcap.cuh
-//   lib/masks/full.cuh
+//   lib/masks/causal.cuh
 //   lib/pieces.cuh
 //   lib/tile.cuh
 //   lib/warp_loader.cuh
-//   lib/kv/paged.cuh
+//   lib/kv/dense.cuh
 //   lib/multiply.cuh
-//   lib/prefetch/paged.cuh
+//   lib/prefetch/dense.cuh
 //   lib/prefetch.cuh
 //   lib/decode_work.cuh
 //   lib/rescale.cuh
@@ -424,17 +419,17 @@ using Element = bf16;
 using KvElement = bf16;
 
 // ---- lib/constants.cuh.j2
-constexpr int HEAD_DIM = 256;
-constexpr int HEAD_DIM_V = 256;
+constexpr int HEAD_DIM = 128;
+constexpr int HEAD_DIM_V = 128;
 constexpr int BLOCK_M = 16;
 constexpr int BLOCK_HEADS_KV = 1;
 constexpr int BLOCK_N = 32;
-constexpr int NUM_WARPS = 2;
+constexpr int NUM_WARPS = 4;
 constexpr int NUM_STAGES = 2;
-constexpr bool Q_IN_REGISTERS = false;
+constexpr bool Q_IN_REGISTERS = true;
 constexpr int L2_PREFETCH = 128;
 constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 139264;
+constexpr int SMEM_BYTES = 131072;
 
 // ---- decode_mma.cu.j2
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
@@ -498,47 +493,27 @@ struct Params {
     int k_scale_stride;  // 0 or 1
     int v_scale_stride;
     float v_scale;  // of an 8-bit cache, beside v_scales
-    float softcap_log2;  // soft cap * log2(e)
     int prefetch_tiles;  // tiles of each warp that are prefetched, 0: none
     int trigger_tiles;  // tiles that each warp has left when the next kernel may come, 0: none
     int pages;  // of the cache: numbers of pages below it are taken for right
 };
 
-// ---- lib/scores/softcap.cuh
-// Soft cap: a score s becomes cap * tanh(s * scale / cap), before the mask. What is left here is the tanh; the softmax's own
-// factor is then cap * log2(e).
-// 1 - 2 / (e^2x + 1) has an absolute error of 2^-23, where tanh.approx has 2^-11; near 0, where that is too much for a large
-// cap, the series takes its place.
-DEVICE float tanh_approx(float x) {
-    if (x * x < 1e-3f) return x * (1.0f - x * x * (1.0f / 3));
-    return 1.0f - 2.0f * reciprocal_approx(exp2_approx(2.0f * LOG2E * x) + 1.0f);
-}
-template <int TILES_M, int TILES_N, int ELEMENTS>
-DEVICE void cap_scores(float (&s)[TILES_M][TILES_N][ELEMENTS], float softcap_scale) {
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-#pragma unroll
-        for (int n = 0; n < TILES_N; ++n)
-#pragma unroll
-            for (int i = 0; i < ELEMENTS; ++i) s[m][n][i] = tanh_approx(s[m][n][i] * softcap_scale);
-}
-
-// ---- lib/masks/full.cuh
-// Every query sees every key.
+// ---- lib/masks/causal.cuh
+// Bottom-right causal: row i sees key j iff j <= i + seqlen_k - seqlen_q.
 struct Mask {
-    int seqlen_k;
+    int seqlen_k, offset;
     DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
-    DEVICE Mask(const Params&, int, int keys) : seqlen_k(keys) {}
+    DEVICE Mask(const Params&, int queries, int keys) : seqlen_k(keys), offset(keys - queries) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
     DEVICE int key_begin(int row_begin) const { return 0; }
-    DEVICE int key_end(int row_end) const { return seqlen_k; }
+    DEVICE int key_end(int row_end) const { return max_of(0, row_end + offset); }
     // Keys inside [shared_begin, shared_end) are seen by all of them.
     DEVICE int shared_begin(int row_end) const { return 0; }
-    DEVICE int shared_end(int row_begin) const { return seqlen_k; }
+    DEVICE int shared_end(int row_begin) const { return max_of(0, row_begin + offset + 1); }
     // Row `row` sees keys [row_begin, row_end).
     static constexpr bool HAS_ROW_BEGIN = false;
     DEVICE int row_begin(int row) const { return 0; }
-    DEVICE int row_end(int row) const { return seqlen_k; }
+    DEVICE int row_end(int row) const { return row + offset + 1; }
 };
 
 // ---- lib/pieces.cuh
@@ -819,66 +794,34 @@ template <int ROWS, int COLUMNS, int PREFETCH> struct WarpLoader {
     }
 };
 
-// ---- lib/kv/paged.cuh
-// Keys and values in pages: key j of a sequence is slot j % page_size of the page that its table names at j / page_size.
-// Table entries of keys that do not exist are not read.
+// ---- lib/kv/dense.cuh
+// Keys and values that stand in order: key j of a sequence is row j of its part of the cache.
 struct KvRows {
     using KLoader = WarpLoader<BLOCK_N, K_COLUMNS, L2_PREFETCH>;
     using VLoader = WarpLoader<BLOCK_N, V_COLUMNS, L2_PREFETCH>;
-    const KvElement *k, *v;  // this lane's chunks of slot 0 of page 0
-    const int* table;
-    i64 k_page_stride, v_page_stride, k_stride, v_stride;
+    const KvElement *k, *v;  // this lane's chunks in the first pass over the next tile to load
+    i64 k_stride, v_stride;
     int begin, end;  // keys that exist
-    int page_size, page_shift;
-    u32 page_magic;
 
-    DEVICE KvRows(const Params& p, const Rows& rows, int first, int last, int)
-        : k(p.k + rows.head_kv * p.k_head_stride + KLoader::lane_element(p.k_head_stride, p.heads_kv - rows.head_kv)),
-          v(p.v + rows.head_kv * p.v_head_stride + VLoader::lane_element(p.v_head_stride, p.heads_kv - rows.head_kv)),
-          table(p.page_table + rows.batch * p.page_table_stride), k_page_stride(p.k_batch_stride), v_page_stride(p.v_batch_stride),
-          k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last), page_size(p.page_size),
-          page_shift(p.page_shift), page_magic(p.page_magic) {}
+    DEVICE KvRows(const Params& p, const Rows& rows, int first, int last, int first_key)
+        : k(p.k + rows.batch * p.k_batch_stride + rows.head_kv * p.k_head_stride + (first_key + KLoader::lane_row()) * p.k_row_stride
+            + KLoader::lane_element(p.k_head_stride, p.heads_kv - rows.head_kv)),
+          v(p.v + rows.batch * p.v_batch_stride + rows.head_kv * p.v_head_stride + (first_key + VLoader::lane_row()) * p.v_row_stride
+            + VLoader::lane_element(p.v_head_stride, p.heads_kv - rows.head_kv)),
+          k_stride(p.k_row_stride), v_stride(p.v_row_stride), begin(first), end(last) {}
 
-    static constexpr int ENTRIES = ceil_div(BLOCK_N, WARP_SIZE);
-    // Lane l holds page and slot of rows l, l + 32, ... of a tile.
-    struct Place { int page[ENTRIES], slot[ENTRIES]; };
+    // What must be known of a tile before it is loaded, asked for early: nothing here.
+    struct Place {};
+    DEVICE Place find(int) const { return {}; }
 
-    DEVICE Place find(int first_key) const {
-        return find(first_key, [](const int* entry) { return *entry; });
-    }
-    // The same with the table read by read(place of an entry).
-    template <typename Read> DEVICE Place find(int first_key, Read read) const {
-        Place place;
-#pragma unroll
-        for (int i = 0; i < ENTRIES; ++i) {
-            const int key = first_key + lane_id() + i * WARP_SIZE;
-            const int index = divide(key, page_magic, page_shift);
-            place.slot[i] = key - index * page_size;
-            place.page[i] = begin <= key && key < end ? read(table + index) : 0;
-        }
-        return place;
-    }
     // Starts copying a warp's next tile, which begins at `first_key`.
-    template <typename Tile> DEVICE void start_k(const Tile& tile, int first_key, const Place& at) const {
-        start<KLoader>(tile, k, k_page_stride, k_stride, first_key, at);
+    template <typename Tile> DEVICE void start_k(const Tile& tile, int first_key, Place) {
+        KLoader::start(tile, k, k_stride * KLoader::ROWS_PER_PASS, begin - first_key, end - first_key);
+        k += k_stride * (NUM_WARPS * BLOCK_N);
     }
-    template <typename Tile> DEVICE void start_v(const Tile& tile, int first_key, const Place& at) const {
-        start<VLoader>(tile, v, v_page_stride, v_stride, first_key, at);
-    }
-    template <typename Loader, typename Tile>
-    DEVICE void start(const Tile& tile, const KvElement* matrix, i64 page_stride, i64 stride, int first_key, const Place& at) const {
-        i64 offset[ENTRIES];
-#pragma unroll
-        for (int i = 0; i < ENTRIES; ++i) offset[i] = at.page[i] * page_stride + at.slot[i] * stride;
-        Loader::gather(tile, begin - first_key, end - first_key, [&](int row) {
-            i64 here = shuffle(offset[0], row);
-#pragma unroll
-            for (int i = 1; i < ENTRIES; ++i) {
-                const i64 other = shuffle(offset[i], row);
-                if (row >= i * WARP_SIZE) here = other;
-            }
-            return matrix + here;
-        });
+    template <typename Tile> DEVICE void start_v(const Tile& tile, int first_key, Place) {
+        VLoader::start(tile, v, v_stride * VLoader::ROWS_PER_PASS, begin - first_key, end - first_key);
+        v += v_stride * (NUM_WARPS * BLOCK_N);
     }
 };
 
@@ -958,14 +901,10 @@ DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int first, int 
 // What a finished row must be multiplied by.
 DEVICE float output_scale(const Params&, int) { return 1; }
 
-// ---- lib/prefetch/paged.cuh
-// Where a key stands that is prefetched: in a page of the cache, in the right one if its number does not change any more.
-struct KeyPlace { i64 batch, row; };  // page and slot
-DEVICE KeyPlace guess_place(const Params& p, int batch, int key) {
-    const int index = divide(key, p.page_magic, p.page_shift);
-    const int page = load_guess(p.page_table + batch * p.page_table_stride + index);
-    return {max_of(0, min_of(page, p.pages - 1)), key - index * p.page_size};
-}
+// ---- lib/prefetch/dense.cuh
+// Where a key stands that is prefetched: keys of a sequence stand in order.
+struct KeyPlace { i64 batch, row; };
+DEVICE KeyPlace guess_place(const Params&, int batch, int key) { return {batch, key}; }
 
 // ---- lib/prefetch.cuh
 // While the kernel before this one ends and HBM is idle, a block has L2 fetch the keys and values that its warps load first. Lengths,
@@ -1436,8 +1375,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         copy_async_wait<2 * NUM_STAGES>();
         sync_block();
     }
-    const float softcap_scale = scale_log2 * reciprocal_approx(p.softcap_log2);
-    scale_log2 = p.softcap_log2;  // of what is left after tanh
     auto q_fragment = [&](u32 (&a)[4], int m, int d) {
         if constexpr (Q_IN_REGISTERS) {
 #pragma unroll
@@ -1462,7 +1399,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         multiply_qk(s, k_tile(stage), q_fragment);
         sync_warp();  // and all lanes have read it
         load_k(stage, ahead, here);
-        cap_scores(s, softcap_scale);
         if (tiles.needs_mask(tile)) mask_scores(s, mask, Work{p, piece.rows}, 0, tiles, tile);
         rescale_output(o, move_maximum<RESCALE_SLACK, true>(s, rows, scale_log2));
         exponentiate<true>(s, rows, scale_log2);

@@ -1,17 +1,13 @@
-// decode_mma for decode-bf16-d256-window-softcap-paged on nvidia-h200; written by `autotune build` from templates/ and tuning_db/
+// decode_mma for decode-bf16-d128-paged; written by `autotune build` from templates/ and tuning_db/
 //
-// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=false l2_prefetch=128
-//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=true smem_bytes=139264
-// resources  decode_mma: 245 registers, 0 bytes spilled, 128 threads, 139264 bytes of shared memory
+// shown      the winner of decode-bf16-b256-h32x8-q1-k2048-d128-page16 on nvidia-h200; <gpu>.md has others
+// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128
+//            min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=65536
+// launch     pieces=512 last_block_merges=true prefetch_tiles=0 trigger_tiles=0
+// resources  decode_mma: 209 registers, 0 bytes spilled, 128 threads, 65536 bytes of shared memory
 // resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b8-h16x8-q1-k8192-d256-left4095-softcap50-page16 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=false l2_prefetch=128 min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=true smem_bytes=139264 pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=0'
-//
-// serves
-//   decode-bf16-b8-h16x8-q1-k8192-d256-left4095-softcap50-page16
-//       launched with pieces=132 last_block_merges=true prefetch_tiles=1 trigger_tiles=0
-//       64.9474 us measured (8 TFLOP/s), 1.015 x as fast as the default
-//       the best of 43, 2 within noise of it, 2026-12-01 03:16:15 UTC
+// again      autotune source decode-bf16-b256-h32x8-q1-k2048-d128-page16 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=65536 pieces=512 last_block_merges=true prefetch_tiles=0 trigger_tiles=0'
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -37,8 +33,7 @@
 //   lib/ptx/dependent.cuh
 //   lib/constants.cuh.j2
 //   lib/params.cuh.j2
-//   lib/scores/softcap.cuh
-//   lib/masks/window.cuh
+//   lib/masks/full.cuh
 //   lib/pieces.cuh
 //   lib/tile.cuh
 //   lib/warp_loader.cuh
@@ -46,7 +41,6 @@
 //   lib/multiply.cuh
 //   lib/prefetch/paged.cuh
 //   lib/prefetch.cuh
-//   lib/start.cuh
 //   lib/decode_work.cuh
 //   lib/rescale.cuh
 //   lib/softmax.cuh
@@ -425,17 +419,17 @@ using Element = bf16;
 using KvElement = bf16;
 
 // ---- lib/constants.cuh.j2
-constexpr int HEAD_DIM = 256;
-constexpr int HEAD_DIM_V = 256;
+constexpr int HEAD_DIM = 128;
+constexpr int HEAD_DIM_V = 128;
 constexpr int BLOCK_M = 16;
 constexpr int BLOCK_HEADS_KV = 1;
 constexpr int BLOCK_N = 16;
 constexpr int NUM_WARPS = 4;
 constexpr int NUM_STAGES = 2;
-constexpr bool Q_IN_REGISTERS = false;
+constexpr bool Q_IN_REGISTERS = true;
 constexpr int L2_PREFETCH = 128;
-constexpr int MIN_BLOCKS_PER_SM = 1;
-constexpr int SMEM_BYTES = 139264;
+constexpr int MIN_BLOCKS_PER_SM = 2;
+constexpr int SMEM_BYTES = 65536;
 
 // ---- decode_mma.cu.j2
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
@@ -499,51 +493,27 @@ struct Params {
     int k_scale_stride;  // 0 or 1
     int v_scale_stride;
     float v_scale;  // of an 8-bit cache, beside v_scales
-    float softcap_log2;  // soft cap * log2(e)
     int prefetch_tiles;  // tiles of each warp that are prefetched, 0: none
     int trigger_tiles;  // tiles that each warp has left when the next kernel may come, 0: none
     int pages;  // of the cache: numbers of pages below it are taken for right
 };
 
-// ---- lib/scores/softcap.cuh
-// Soft cap: a score s becomes cap * tanh(s * scale / cap), before the mask. What is left here is the tanh; the softmax's own
-// factor is then cap * log2(e).
-// 1 - 2 / (e^2x + 1) has an absolute error of 2^-23, where tanh.approx has 2^-11; near 0, where that is too much for a large
-// cap, the series takes its place.
-DEVICE float tanh_approx(float x) {
-    if (x * x < 1e-3f) return x * (1.0f - x * x * (1.0f / 3));
-    return 1.0f - 2.0f * reciprocal_approx(exp2_approx(2.0f * LOG2E * x) + 1.0f);
-}
-template <int TILES_M, int TILES_N, int ELEMENTS>
-DEVICE void cap_scores(float (&s)[TILES_M][TILES_N][ELEMENTS], float softcap_scale) {
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-#pragma unroll
-        for (int n = 0; n < TILES_N; ++n)
-#pragma unroll
-            for (int i = 0; i < ELEMENTS; ++i) s[m][n][i] = tanh_approx(s[m][n][i] * softcap_scale);
-}
-
-// ---- lib/masks/window.cuh
-// A window, inclusive on both sides: row i sees key j iff i + offset - left <= j <= i + offset + right, with
-// offset = seqlen_k - seqlen_q. Lengths are at most 2^30 and bounds at most 2^30 - 2^16, which stands for
-// "unbounded", so that sums stay in 32 bits; causal is right = 0.
+// ---- lib/masks/full.cuh
+// Every query sees every key.
 struct Mask {
-    int seqlen_k, offset, left, right;
+    int seqlen_k;
     DEVICE Mask(const Params& p) : Mask(p, p.seqlen_q, p.seqlen_k) {}
-    DEVICE Mask(const Params& p, int queries, int keys)
-        : seqlen_k(keys), offset(keys - queries), left(p.window_left), right(p.window_right) {}
+    DEVICE Mask(const Params&, int, int keys) : seqlen_k(keys) {}
     // Keys outside [key_begin, key_end) are seen by none of the rows [row_begin, row_end).
-    DEVICE int key_begin(int row_begin) const { return clamp(row_begin + offset - left); }
-    DEVICE int key_end(int row_end) const { return clamp(row_end + offset + right); }
+    DEVICE int key_begin(int row_begin) const { return 0; }
+    DEVICE int key_end(int row_end) const { return seqlen_k; }
     // Keys inside [shared_begin, shared_end) are seen by all of them.
-    DEVICE int shared_begin(int row_end) const { return clamp(row_end - 1 + offset - left); }
-    DEVICE int shared_end(int row_begin) const { return clamp(row_begin + 1 + offset + right); }
+    DEVICE int shared_begin(int row_end) const { return 0; }
+    DEVICE int shared_end(int row_begin) const { return seqlen_k; }
     // Row `row` sees keys [row_begin, row_end).
-    static constexpr bool HAS_ROW_BEGIN = true;
-    DEVICE int row_begin(int row) const { return row + offset - left; }
-    DEVICE int row_end(int row) const { return min_of(row + offset + right + 1, seqlen_k); }
-    DEVICE int clamp(int key) const { return min_of(max_of(key, 0), seqlen_k); }
+    static constexpr bool HAS_ROW_BEGIN = false;
+    DEVICE int row_begin(int row) const { return 0; }
+    DEVICE int row_end(int row) const { return seqlen_k; }
 };
 
 // ---- lib/pieces.cuh
@@ -1005,91 +975,13 @@ DEVICE void prefetch_piece(const Params& p, const Piece& piece, const Tiles& til
         }
     }
 }
-
-// ---- lib/start.cuh
-// Where a block over pages begins. Lengths, then the page table, then keys: read one after the other once the kernel before this
-// one has ended they take 3 us. So a block takes what stands there before for right, has its first keys on their way when that
-// kernel ends, and looks again meanwhile. Where it was wrong it begins anew.
-
-// How the page table is read: as it stands, or as a guess of what will stand there, which is a page of the cache in any case.
-DEVICE int read_entry(const int* entry) { return *entry; }
-struct GuessEntry {
-    int pages;
-    DEVICE int operator()(const int* entry) const { return max_of(0, min_of(load_guess(entry), pages - 1)); }
-};
-// Of this lane's sequence.
-template <typename How> DEVICE int own_length(const Params& p) { return lane_id() < p.batch ? length_of<How>(p, lane_id()) : 0; }
-
-// Each lane keeps one length to look at again. Where each sequence has queries of its own, wrong numbers of them would look for
-// some outside of q. A launch that does not come early counts no pages.
-DEVICE bool may_guess(const Params& p) { return p.pages > 0 && p.batch <= WARP_SIZE && !p.query_starts; }
-// The cut of this block's piece, given each lane's own length. If there is none, one without keys.
-DEVICE Cut guess_cut(const Params& p, int length) {
-    if (may_guess(p)) {
-        auto passed = [](int, int through) { return block_id() < through; };
-        const Cut cut = uniform(p) ? cut_of_piece(p, block_id()) : find_cut<Plainly>(p, [&](int) { return length; }, passed);
-        if (cut.batch < p.batch) return cut;
-    }
-    return {0, 0, {0, p.seqlen_q}, 1, block_id(), 0};
+DEVICE void prefetch_piece(const Params& p) {
+    if (p.prefetch_tiles == 0) return;
+    const Cut cut = cut_of_piece<Guessing>(p, block_id());
+    if (cut.batch == p.batch) return;
+    const Piece piece(p, cut, block_id() - cut.first_piece);
+    prefetch_piece(p, piece, Tiles(Mask(p, cut.queries.count, cut.length), cut.queries.count));
 }
-
-struct Start {
-    using Places = KvRows::Place[NUM_STAGES + 1];  // of a warp's next tiles to load
-    int length;  // of this lane's sequence, by which the piece was found
-    Piece piece;
-    Tiles tiles;
-    KvRows kv;
-    Places found;
-
-    DEVICE explicit Start(const Params& p) : Start(p, may_guess(p) ? own_length<Guessing>(p) : 0) {}
-    DEVICE Start(const Params& p, int guessed) : Start(p, guess_cut(p, guessed), guessed, GuessEntry{p.pages}) {}
-    template <typename Read> DEVICE Start(const Params& p, const Cut& cut, int of_lane, Read read)
-        : length(of_lane), piece(p, cut, block_id() - cut.first_piece),
-          tiles(Mask(p, cut.queries.count, cut.length), cut.queries.count), kv(p, piece.rows, tiles.key_begin, tiles.key_end, 0) {
-        find(found, read);
-    }
-    DEVICE int first_tile() const { return piece.tile_begin + warp_id(); }
-    template <typename Read> DEVICE void find(Places& places, Read read) const {
-#pragma unroll
-        for (int i = 0; i <= NUM_STAGES; ++i) places[i] = kv.find(tiles.first_key(first_tile() + i * NUM_WARPS), read);
-    }
-
-    // Waits for the kernels before this one. load_first(tile, places) starts loading; what it started last was right. False if
-    // the block has no piece: the grid is made for the worst lengths.
-    template <typename LoadFirst> DEVICE bool load(const Params& p, LoadFirst load_first) {
-        const bool guessed = piece.cut.length > 0;
-        if (guessed && p.prefetch_tiles > 0) prefetch_piece(p, piece, tiles);
-        wait_for_dependencies(kv.k, kv.v, found[0].page[0]);
-#pragma unroll 1
-        for (bool known = !guessed;; known = true) {
-            if (known) {
-                const Cut cut = cut_of_piece(p, block_id());
-                if (cut.batch == p.batch) return false;
-                *this = Start(p, cut, 0, read_entry);
-            }
-            int length_now = 0;
-            Places taken, now;
-            if (!known) {
-                length_now = own_length<Plainly>(p);
-                find(now, read_entry);
-#pragma unroll
-                for (int i = 0; i <= NUM_STAGES; ++i) taken[i] = found[i];
-            }
-            load_first(first_tile(), found);
-            if (known || !any_in_warp(length_now != length || !same_pages(taken, now))) return true;
-            copy_async_wait<0>();
-            sync_warp();
-        }
-    }
-    DEVICE static bool same_pages(const Places& a, const Places& b) {
-        bool same = true;
-#pragma unroll
-        for (int i = 0; i <= NUM_STAGES; ++i)
-#pragma unroll
-            for (int n = 0; n < KvRows::ENTRIES; ++n) same &= a[i].page[n] == b[i].page[n];
-        return same;
-    }
-};
 
 // ---- lib/decode_work.cuh
 // What softmax asks of the rows.
@@ -1469,14 +1361,19 @@ DEVICE Partial merge_warps(int row, int column) {
 
 // ---- decode_mma.cu.j2
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_mma(const __grid_constant__ Params p) {
-    Start start(p);
-    const Piece& piece = start.piece;
-    const Cut& cut = piece.cut;
-    const Tiles& tiles = start.tiles;
-    KvRows& kv = start.kv;
+    prefetch_piece(p);
+    if (!uniform(p)) wait_for_dependencies();  // for the lengths that stand there
+    const Cut cut = cut_of_piece(p, block_id());
+    if (cut.batch == p.batch) return;  // the grid is made for the worst lengths
+    const Piece piece(p, cut, block_id() - cut.first_piece);
+    const Mask mask(p, cut.queries.count, cut.length);
+    const Tiles tiles(mask, cut.queries.count);
     const u32 ring = smem_base() + Q_BYTES + warp_id() * (NUM_STAGES * STAGE_BYTES);
     auto k_tile = [&](int stage) { return KTile{ring + stage * STAGE_BYTES}; };
     auto v_tile = [&](int stage) { return VTile{ring + stage * STAGE_BYTES + KTile::BYTES}; };
+    int tile = piece.tile_begin + warp_id();  // the tile at work; the warp's next one is NUM_WARPS further
+    KvRows kv(p, piece.rows, tiles.key_begin, tiles.key_end, tiles.first_key(tile));
+    if (uniform(p)) wait_for_dependencies(kv.k, kv.v, tiles.first_key(tile));
     // A group of copies is K or V of one tile, in turn, empty for tiles beyond the piece: so the group to wait for is
     // always the same number of groups back.
     auto load_k = [&](int stage, int t, const KvRows::Place& place) {
@@ -1496,6 +1393,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
             load_q(q_tile, p, piece.rows);
             copy_async_commit();
         }
+#pragma unroll
+        for (int i = 0; i <= NUM_STAGES; ++i) found[i] = kv.find(tiles.first_key(tile + i * NUM_WARPS));
 #pragma unroll 1
         for (int i = 0; i < NUM_STAGES; ++i) {
             load_k(i, tile + i * NUM_WARPS, found[0]);
@@ -1506,16 +1405,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         if constexpr (Q_IN_REGISTERS || KV_BYTES == 1) scale_log2 = load_q(q_fragments, p, piece.rows);
     };
 
-    if (!start.load(p, load_first)) return;
-    const Mask mask(p, cut.queries.count, cut.length);
-    int tile = start.first_tile();  // the tile at work; the warp's next one is NUM_WARPS further
-    auto& found = start.found;
+    KvRows::Place found[NUM_STAGES + 1];
+    load_first(tile, found);
     if constexpr (!Q_IN_REGISTERS) {
         copy_async_wait<2 * NUM_STAGES>();
         sync_block();
     }
-    const float softcap_scale = scale_log2 * reciprocal_approx(p.softcap_log2);
-    scale_log2 = p.softcap_log2;  // of what is left after tanh
     auto q_fragment = [&](u32 (&a)[4], int m, int d) {
         if constexpr (Q_IN_REGISTERS) {
 #pragma unroll
@@ -1540,7 +1435,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         multiply_qk(s, k_tile(stage), q_fragment);
         sync_warp();  // and all lanes have read it
         load_k(stage, ahead, here);
-        cap_scores(s, softcap_scale);
         if (tiles.needs_mask(tile)) mask_scores(s, mask, Work{p, piece.rows}, 0, tiles, tile);
         rescale_output(o, move_maximum<RESCALE_SLACK, true>(s, rows, scale_log2));
         exponentiate<true>(s, rows, scale_log2);
