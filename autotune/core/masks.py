@@ -79,6 +79,12 @@ class Bounds(NamedTuple):
         end = keys if self.window_right is None else min(keys, keys + self.window_right)
         return max(0, end - begin)
 
+    def shrunk(self, tile: int, before: tuple[int, int], after: tuple[int, int]) -> Bounds:
+        """What takes the place of these where (queries, keys) become fewer, `after`, and tiles have `tile` keys: each bound hides keys
+        of some rows if it did, on both sides of an edge of a tile if there is room."""
+        left, right, most = self.window_left, self.window_right, tile + tile // 2
+        return Bounds(left and min(left, most), right and min(right, most, max(after[0] // 2, 1)))
+
     @property
     def edges(self) -> int:
         """Along how many edges tiles of keys are seen in part."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from ..core.config import Config
 from ..kernels import kernel_of
@@ -11,6 +11,10 @@ from ..kernels.decode.base import DecodeKernel
 from ..core.problem import Problem
 
 KEYS_OF_A_TILE = 32  # of kernels that have no parameter for it: a key for each lane
+
+# Fields that are numbers of something. All others say which features a problem has: they stay.
+KEPT = ("head_dim", "head_dim_v", "page_size")
+SIZES = {field.name for field in fields(Problem) if field.type.startswith("int")} - {*KEPT}
 
 
 def tile_of(config: Config) -> tuple[int, int]:
@@ -27,18 +31,16 @@ def shrunk(problem: Problem, config: Config) -> Problem:
     """`problem` with at most 2 key/value heads, 2 blocks of rows and 4 tiles of keys, the last ones ragged; with one batch entry,
     or 3 sequences if each has its own length.
 
-    What is compiled in stays, and so do page size, sinks and queries of a decode step; a window is cut to a tile and a half,
-    so that it still hides keys on the sides on which it did.
+    What is compiled in stays, and so do page size, sinks and queries of a decode step. What the mask hides shrinks with the lengths,
+    so that each bound still hides or shows keys that it did.
     """
     rows, keys = tile_of(config)
     decode = problem.op == "decode"
-    heads_kv = min(problem.heads_kv, 2)
-    group = problem.group if decode else min(problem.group, 3)
-    window = {}
-    for side in ("window_left", "window_right"):
-        width = getattr(problem, side)
-        window[side] = width if not width else min(width, keys + keys // 2)
-    return replace(problem, batch=min(problem.batch, 3 if decode or problem.packed else 1), heads_kv=heads_kv,
-                   heads_q=heads_kv * group,
-                   seqlen_q=problem.seqlen_q if decode else min(problem.seqlen_q, rows + rows // 2 + 5),
-                   seqlen_k=min(problem.seqlen_k, (12 if decode else 3) * keys + keys // 2 + 3), **window)
+    sizes = {"batch": min(problem.batch, 3 if decode or problem.packed else 1), "heads_kv": min(problem.heads_kv, 2)}
+    sizes["heads_q"] = sizes["heads_kv"] * (problem.group if decode else min(problem.group, 3))
+    sizes["seqlen_q"] = problem.seqlen_q if decode else min(problem.seqlen_q, rows + rows // 2 + 5)
+    sizes["seqlen_k"] = min(problem.seqlen_k, (12 if decode else 3) * keys + keys // 2 + 3)
+    bounds = problem.bounds.shrunk(keys, (problem.seqlen_q, problem.seqlen_k), (sizes["seqlen_q"], sizes["seqlen_k"]))
+    sizes |= bounds._asdict()
+    assert sizes.keys() == SIZES, f"no rule says how {', '.join(sizes.keys() ^ SIZES)} shrinks"
+    return replace(problem, **sizes)

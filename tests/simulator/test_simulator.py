@@ -300,9 +300,19 @@ def test_machines_without_a_switch_of_their_own(monkeypatch, tmp_path):
 # Small problems for large ones
 
 
+def effects(problem):
+    """For each bound of the mask, of what share of all (query, key) pairs it decides."""
+    def pairs(bounds):
+        return bounds.visible_pairs(problem.seqlen_q, problem.seqlen_k) / (problem.seqlen_q * problem.seqlen_k)
+
+    without = {name: problem.bounds._replace(**{name: type(problem.bounds)._field_defaults[name]}) for name in problem.bounds._fields}
+    return {name: share for name, other in without.items() if (share := abs(pairs(problem.bounds) - pairs(other)))}
+
+
 @pytest.mark.parametrize("text", [
     "forward-bf16-b8-h32x8-q8192-k8192-d64-causal", "forward-bf16-b1-h8x8-q1-k100000-d64-causal-left4096",
-    "forward-fp16-b1-h4x4-q33-k17-d64-causal-left0", "decode-bf16-b64-h32x8-q1-k8192-d64-causal-page64"])
+    "forward-fp16-b1-h4x4-q33-k17-d64-causal-left0", "forward-bf16-b1-h4x4-q4096-k4096-d64-left64-right2000",
+    "forward-bf16-b1-h4x4-q4096-k4096-d64-right300", "decode-bf16-b64-h32x8-q1-k8192-d64-causal-page64"])
 def test_a_small_problem_takes_the_place_of_a_large_one(text):
     problem = Problem.parse(text).simplified()
     for kernel in kernels.candidates(problem, GPU):
@@ -311,6 +321,8 @@ def test_a_small_problem_takes_the_place_of_a_large_one(text):
         assert small.static == problem.static and small == simulator.shrunk(small, config)
         assert (small.sinks, small.page_size) == (problem.sinks, problem.page_size)
         assert small.flops < 3e9 and small.seqlen_q <= problem.seqlen_q and small.seqlen_k <= problem.seqlen_k
+        assert effects(small).keys() == effects(problem).keys()
+        assert all(share >= min(effects(problem)[name], 0.02) for name, share in effects(small).items()), effects(small)
         rows, keys = tile_of(config)
         if problem.op == "forward" and problem.seqlen_k > 4 * keys:
             assert small.seqlen_k > 3 * keys and small.seqlen_k % keys
