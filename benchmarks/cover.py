@@ -15,6 +15,7 @@ from autotune.core.gpu import Gpu
 from autotune.kernels import KERNELS
 from autotune.kernels.base import Kernel
 from autotune.kernels.decode.base import MAX_QUERIES
+from autotune.core.masks import KINDS, Bounds, telling
 from autotune.core.problem import Problem, ProblemError
 from autotune.check.strides import FORMS, unreadable
 
@@ -30,7 +31,7 @@ WINDOWS = ((127, 0), (33, 7), (None, 5), (0, 0), (7, None), (300, 300))
 STATIC: dict[str, tuple] = {
     "dtype": ("bf16", "fp16", "fp32"),
     "head_dims": ((64, 64), (128, 128), (256, 256), (192, 128), (96, 96), (80, 48), (40, 40), (16, 24), (120, 248)),
-    "mask": ("full", "causal", "window"),
+    "mask": tuple(KINDS),
     "softcap": (0.0, 30.0),
     "alibi": (False, True),
     "kv": ("dense", "varlen", "paged"),
@@ -229,11 +230,11 @@ def _case(values: dict) -> Case | None:
 def _cached_case(items: tuple) -> Case | None:
     """None if there is no such problem."""
     v = dict(items)
-    left, right = {"full": (None, None), "causal": (None, 0)}.get(v["mask"]) or v["window"]
     (head_dim, head_dim_v), (heads_q, heads_kv), (seqlen_q, seqlen_k) = v["head_dims"], v["heads"], v["lengths"]
+    bounds = Bounds(*v["window"]) if "window" in v else telling(v["mask"], seqlen_k)
     try:
         return Case(Problem(dtype=v["dtype"], batch=v["batch"], heads_q=heads_q, heads_kv=heads_kv, seqlen_q=seqlen_q,
-                            seqlen_k=seqlen_k, head_dim=head_dim, head_dim_v=head_dim_v, window_left=left, window_right=right,
+                            seqlen_k=seqlen_k, head_dim=head_dim, head_dim_v=head_dim_v, **bounds._asdict(),
                             softcap=v["softcap"], alibi=v["alibi"], sinks=v["sinks"], kv=v["kv"],
                             page_size=v.get("page_size", 0)), v["form"])
     except ProblemError:

@@ -117,6 +117,11 @@ NUMBERS = Bounds._fields[2:]  # what calls take besides `causal` and `window`: i
 TYPICAL = {"full": (FULL,), "causal": (CAUSAL,), "window": tuple([Bounds(left, 0) for left in (127, 511, 1023, 4095)])}
 
 
+def telling(kind: str, keys: int) -> Bounds:
+    """Bounds of a kind that hide and show some of about so many keys: for checks."""
+    return TYPICAL[kind][0]
+
+
 def _clamped_sum(rows: int, start: int, least: int, most: int) -> int:
     """sum over i in [0, rows) of clamp(start + i, least, most), in closed form."""
     low = min(max(0, least - start), rows)  # rows before this one contribute `least`

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.masks import COUNTED, KINDS, TYPICAL, Bounds
+from autotune.core.masks import COUNTED, KINDS, TYPICAL, Bounds, telling
 from autotune.core.problem import Problem
 from autotune.cuda.render import TEMPLATES
 
@@ -54,6 +54,7 @@ def test_a_mask_stands_in_a_problem_and_its_text(bounds):
 def test_every_field_and_kind_is_known_everywhere():
     assert set(COUNTED.values()) == set(Bounds._fields) <= set(Problem.__dataclass_fields__)
     assert TYPICAL.keys() == KINDS.keys() and all(each.kind == kind for kind, those in TYPICAL.items() for each in those)
+    assert all(telling(kind, keys).kind == kind for kind in KINDS for keys in (0, 1, 64, 5000))
     for folder in ("masks", "masks/packed", "queries"):
         assert {path.stem for path in (TEMPLATES / "lib" / folder).glob("*.cuh")} == KINDS.keys()
     assert all(names.keys() <= set(Bounds._fields) for names in KINDS.values())
