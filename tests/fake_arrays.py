@@ -226,7 +226,7 @@ def _attend(p, dtype_name, head_dim, head_dim_v):
     if "alibi_slopes" in p:
         slopes = _view(p["alibi_slopes"], (p["batch"], p["heads_q"]), (p["alibi_batch_stride"], 1), np.dtype(np.float32))
         scores = scores - slopes.astype(np.float64)[:, :, None, None] * abs(i - j)
-    scores = np.where((j >= i - p["window_left"]) & (j <= i + p["window_right"]), scores, -np.inf)
+    scores = np.where((j >= i - p["window_left"]) & (j <= i + p["window_right"]) | (j < p.get("prefix", 0)), scores, -np.inf)
     if sinks is not None:
         extra = np.broadcast_to(sinks.astype(np.float64)[None, :, None, None], (*scores.shape[:3], 1))
         scores = np.concatenate([scores, extra], -1)

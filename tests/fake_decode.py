@@ -62,7 +62,8 @@ def attend(p, dtype_name, head_dim, head_dim_v, kv_name=None):
                 if "alibi_slopes" in p:
                     slope = number(p["alibi_slopes"], batch * p["alibi_batch_stride"] + head, ctypes.c_float)
                     scores = scores - slope * abs(middle - j)
-                scores = np.where((j >= middle - p["window_left"]) & (j <= middle + p["window_right"]), scores, -np.inf)
+                scores = np.where((j >= middle - p["window_left"]) & (j <= middle + p["window_right"]) | (j < p.get("prefix", 0)),
+                                  scores, -np.inf)
                 top = max(scores.max(initial=-np.inf), sink)
                 weights = np.exp(scores - (0 if np.isinf(top) else top))
                 total = weights.sum() + (0 if np.isinf(sink) else np.exp(sink - top))

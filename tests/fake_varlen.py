@@ -29,7 +29,7 @@ def attend(p, dtype_name, head_dim, head_dim_v, attend_dense, decode_map):
         alone.update(batch=1, seqlen_q=rows, seqlen_k=keys, lse=lse.ctypes.data)
         nothing = np.zeros(heads_kv * max(head_dim, head_dim_v), np.float32)
         if not keys:  # an array of no keys has no address: one key, which nobody sees
-            alone.update(seqlen_k=1, window_left=-1, window_right=-1, k=nothing.ctypes.data, v=nothing.ctypes.data,
+            alone.update(seqlen_k=1, window_left=-1, window_right=-1, prefix=0, k=nothing.ctypes.data, v=nothing.ctypes.data,
                          k_head_stride=head_dim, v_head_stride=head_dim_v)
         attend_dense(alone, dtype_name, head_dim, head_dim_v)
         if p["lse"]:

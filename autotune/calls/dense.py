@@ -23,11 +23,11 @@ from ..core.problem import OPS, Problem, as_problems
 
 __all__ = ["AttentionError", "UntunedWarning", "attention", "prepare", "source"]
 
-NO_WINDOW = (None, None)
+NO_WINDOW, NO_PREFIX = (None, None), 0
 
 
-def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.0, sinks=None, alibi_slopes=None,
-              return_lse=False, out=None, config=None):
+def attention(q, k, v, *, causal=False, window=NO_WINDOW, prefix=NO_PREFIX, scale=None, softcap=0.0, sinks=None,
+              alibi_slopes=None, return_lse=False, out=None, config=None):
     """softmax(scale * q k^T, masked) v on the arrays' GPU and their library's current stream.
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all of one dtype (bfloat16, float16 or float32), Hq a multiple of
@@ -35,11 +35,12 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
     natural logarithm of each row's denominator.
 
     Query i sees key j iff i + Sk - Sq - left <= j <= i + Sk - Sq + right, where `window` is (left, right), inclusive, ints of
-    at least 0 or None for no bound; `causal` makes right 0. `scale` is 1/sqrt(D) unless given. `sinks` (Hq,), of any float
-    dtype, is one logit a head that joins the denominator only. With `alibi_slopes` (Hq,) or (B, Hq), of any float dtype, a score
-    loses slope * |i + Sk - Sq - j|; with `softcap` above 0 it is softcap * tanh(score / softcap) before that. A row that sees
-    no key gives 0, and -inf (or its sink) as lse. A V that is not finite may reach rows of its block of queries from which it
-    is hidden; a K never does.
+    at least 0 or None for no bound; `causal` makes right 0. With `causal` and no window, every query also sees the first
+    `prefix` keys, an int, the same for all batch entries: a prefix LM's mask. `scale` is 1/sqrt(D) unless given. `sinks`
+    (Hq,), of any float dtype, is one logit a head that joins the denominator only. With `alibi_slopes` (Hq,) or (B, Hq), of
+    any float dtype, a score loses slope * |i + Sk - Sq - j|; with `softcap` above 0 it is softcap * tanh(score / softcap)
+    before that. A row that sees no key gives 0, and -inf (or its sink) as lse. A V that is not finite may reach rows of its
+    block of queries from which it is hidden; a K never does.
 
     Strides are free: an array whose last stride is not 1, or whose address or strides are not multiples of 16 bytes where
     the kernel needs that, is copied; for strides of 0 or below a kernel may have to run that is not the fastest (`explain` says
@@ -53,13 +54,15 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
     """
     library = LIBRARIES.get(type(q)) or library_of(q)
     if library is OTHER:
-        return _through_cupy((q, k, v), dict(causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
-                                             alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, config=config))
+        return _through_cupy((q, k, v), dict(
+            causal=causal, window=window, prefix=prefix, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
+            return_lse=return_lse, out=out, config=config))
     if library.traced():
         refuse_config(config)
         return library.ops.attention(
             q, k, v, causal=causal,
-            window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
+            window=window, prefix=prefix, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
+            return_lse=return_lse, out=out)
     read = library.read
     try:
         q_pointer, (batch, seqlen_q, heads_q, head_dim), q0, q1, q2, q3, dtype, device = read(q)
@@ -70,11 +73,11 @@ def attention(q, k, v, *, causal=False, window=NO_WINDOW, scale=None, softcap=0.
             raise AttentionError("q, k and v do not fit together")
         dtype_name = library.dtypes[dtype]
     except UNREADABLE as error:
-        raise sentence(describe, error, q, k, v, bounds_of(causal, window), softcap, sinks, alibi_slopes) from None
-    if window is NO_WINDOW:
+        raise sentence(describe, error, q, k, v, bounds_of(causal, window, prefix), softcap, sinks, alibi_slopes) from None
+    if window is NO_WINDOW and prefix is NO_PREFIX:
         bounds = CAUSAL if causal and seqlen_q > 1 else FULL
     else:
-        bounds = bounds_of(causal, window).simplified(seqlen_q, seqlen_k)
+        bounds = bounds_of(causal, window, prefix).simplified(seqlen_q, seqlen_k)
     if library.grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or sinks is not None or out is not None
                                    or alibi_slopes is not None or library.forward_mode()):
         if records(library, q, k, v, sinks, alibi_slopes, out):

@@ -14,7 +14,7 @@ from . import plans
 from .arguments import bounds_of, positive_scale, refuse_config
 from ..device.arrays import LIBRARIES, OTHER, library_of
 from ..core.masks import CAUSAL, FULL
-from .dense import NO_WINDOW, attention, unsuited
+from .dense import NO_PREFIX, NO_WINDOW, attention, unsuited
 from .cachecall import Arrays, forward_only, understand
 from .call import Call
 from .plan import Plan
@@ -27,8 +27,8 @@ MAX_REMEMBERED = 4096
 
 def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_table=None, causal=True, cu_seqlens_q=None,
                            max_seqlen_q=None, max_seqlen_k=None, k_scale=None, v_scale=None, num_splits=None, window=NO_WINDOW,
-                           scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None, check=False,
-                           config=None):
+                           prefix=NO_PREFIX, scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None,
+                           check=False, config=None):
     """Attention of q (B, Sq, Hq, D) over the first cache_seqlens[b] keys of each sequence's cache.
 
     The keys of the new queries are already in the cache: with `causal` the last query sees all cache_seqlens[b] keys, the one
@@ -47,7 +47,8 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
     the cache count as full; with `check` they raise, and so do page numbers out of range and a cu_seqlens_q that does not
     count up, which else are the caller's business: looking takes a synchronisation. `max_seqlen_k` says how long sequences are
     about, and helps choose a config; it never changes the result. `num_splits` is into how many parts each sequence's keys are
-    cut where it has up to 16 queries; None leaves that to the config. The other arguments are as in `attention`.
+    cut where it has up to 16 queries; None leaves that to the config. `prefix` is of each sequence's
+    own first keys. The other arguments are as in `attention`.
 
     A cache may be 8-bit, float8_e4m3fn (with CuPy its bytes, uint8), under queries of 16 bits, up to 16 of a sequence: keys are
     then k_cache * k_scale and values v_cache * v_scale. A scale is a number, or float32 on the device, one or (Hkv,); None is 1.
@@ -59,21 +60,22 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
         return _through_cupy((q, k_cache, v_cache), dict(
             cache_seqlens=cache_seqlens, page_table=page_table, causal=causal, cu_seqlens_q=cu_seqlens_q,
             max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_scale=k_scale, v_scale=v_scale, num_splits=num_splits,
-            window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out,
+            window=window, prefix=prefix, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
+            return_lse=return_lse, out=out,
             check=check, config=config))
     if library.traced():
         refuse_config(config)
         return library.ops.attention_with_kvcache(
             q, k_cache, v_cache, cache_seqlens=cache_seqlens, page_table=page_table, cu_seqlens_q=cu_seqlens_q,
             max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_scale=k_scale, v_scale=v_scale, num_splits=num_splits,
-            causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
+            causal=causal, window=window, prefix=prefix, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
             return_lse=return_lse, out=out)
-    bounds = (CAUSAL if causal else FULL) if window is NO_WINDOW else bounds_of(causal, window)
+    bounds = (CAUSAL if causal else FULL) if window is NO_WINDOW and prefix is NO_PREFIX else bounds_of(causal, window, prefix)
     call, given = understand(library, q, k_cache, v_cache, cache_seqlens, page_table, bounds, cu_seqlens_q, max_seqlen_q,
                              max_seqlen_k, k_scale, v_scale, num_splits, softcap, sinks, alibi_slopes, out, check, config)
     if given.whole:
-        return attention(q, k_cache, v_cache, causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
-                         alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, config=config)
+        return attention(q, k_cache, v_cache, causal=causal, window=window, prefix=prefix, scale=scale, softcap=softcap,
+                         sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, config=config)
     empty = not (call.batch and given.queries and call.seqlen_k)
     result, lse = _empty(call, given, sinks, return_lse) if empty else _launched(call, given, scale, return_lse)
     if given.packed:

@@ -13,12 +13,13 @@ from .arguments import (UNREADABLE, bounds_of, check_out, number, positive_scale
 from .call import Call
 from ..device.arrays import LIBRARIES, OTHER, AttentionError, library_of
 from ..core.masks import CAUSAL, FULL
-from .dense import NO_WINDOW, suited, unsuited
+from .dense import NO_PREFIX, NO_WINDOW, suited, unsuited
 from .varlenchecks import describe_varlen, longest_of, read_packed
 
 
 def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, causal=False, window=NO_WINDOW,
-                     scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None, config=None):
+                     prefix=NO_PREFIX, scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None,
+                     config=None):
     """`attention` of each of B sequences that are packed: q (total_q, Hq, D), k (total_k, Hkv, D), v (total_k, Hkv, Dv).
 
     Sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and the keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]; both
@@ -28,19 +29,21 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
 
     `max_seqlen_q` and `max_seqlen_k` are the largest lengths, or more: they choose the config and never change the result. Starts
     that do not rise, or lie outside of the arrays, give wrong results, but nothing outside of the arrays is read or written.
-    `alibi_slopes` are (Hq,) or (B, Hq). The other arguments, what is copied and what is raised are as in `attention`.
+    `prefix` is of each sequence's own first keys. `alibi_slopes` are (Hq,) or (B, Hq). The other
+    arguments, what is copied and what is raised are as in `attention`.
     """
     library = LIBRARIES.get(type(q)) or library_of(q)
     if library is OTHER:
         return _through_cupy((q, k, v, cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), dict(
-            causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
+            causal=causal, window=window, prefix=prefix, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
             return_lse=return_lse, out=out, config=config))
     if library.traced():
         refuse_config(config)
         return library.ops.attention_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=causal,
-            window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
-    bounds = (CAUSAL if causal else FULL) if window is NO_WINDOW else bounds_of(causal, window)
+            window=window, prefix=prefix, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
+            return_lse=return_lse, out=out)
+    bounds = (CAUSAL if causal else FULL) if window is NO_WINDOW and prefix is NO_PREFIX else bounds_of(causal, window, prefix)
     vector = library.vector
     try:
         q_pointer, (total_q, heads_q, head_dim), (q0, q1, q2), dtype, device = vector(q)

@@ -98,6 +98,7 @@ class Problem:
     head_dim_v: int = 0  # 0: the same as head_dim
     window_left: int | None = None
     window_right: int | None = None
+    prefix: int = 0  # first keys that every query sees under a causal mask
     softcap: float = 0.0
     alibi: bool = False
     sinks: bool = False

@@ -9,7 +9,7 @@ from autotune.device.arrays import DTYPE_NAMES
 from autotune.check.numerics import array_dtype, to_float32
 
 
-def expected(q, k, v, causal=False, window=(None, None), scale=None, sinks=None, softcap=0.0, slopes=None):
+def expected(q, k, v, causal=False, window=(None, None), prefix=0, scale=None, sinks=None, softcap=0.0, slopes=None):
     """(out, lse) in float64, by a way of its own: a loop over rows."""
     q, k, v = (to_float32(np.ascontiguousarray(x.array), DTYPE_NAMES[x.dtype.name]).astype(np.float64) for x in (q, k, v))
     batch, rows, heads, dim = q.shape
@@ -22,7 +22,8 @@ def expected(q, k, v, causal=False, window=(None, None), scale=None, sinks=None,
         for h in range(heads):
             for i in range(rows):
                 here = i + keys - rows
-                seen = [j for j in range(keys) if (left is None or j >= here - left) and (right is None or j <= here + right)]
+                seen = [j for j in range(keys) if j < prefix
+                        or (left is None or j >= here - left) and (right is None or j <= here + right)]
                 scores = [scale * q[b, i, h] @ k[b, j, h // group] for j in seen]
                 if softcap:
                     scores = [softcap * np.tanh(score / softcap) for score in scores]

@@ -28,8 +28,8 @@ def call(problem, inputs, q=None, **keywords):
     layout = inputs.layout
     return autotune.attention_with_kvcache(
         q or on_gpu(inputs.q), Tensor(inputs.k), Tensor(inputs.v), cache_seqlens=Tensor(layout.device_lengths()),
-        page_table=None if layout.table is None else Tensor(layout.table), causal=problem.causal,
-        window=(problem.window_left, problem.window_right), sinks=None if inputs.sinks is None else Tensor(inputs.sinks),
+        page_table=None if layout.table is None else Tensor(layout.table), **problem.bounds.arguments,
+        sinks=None if inputs.sinks is None else Tensor(inputs.sinks),
         softcap=problem.softcap, alibi_slopes=None if inputs.alibi_slopes is None else Tensor(inputs.alibi_slopes),
         k_scale=None if inputs.k_scales is None else Tensor(inputs.k_scales),
         v_scale=None if inputs.v_scales is None else Tensor(inputs.v_scales), return_lse=True, **keywords)

@@ -9,7 +9,8 @@ from autotune.core.problem import Problem
 from autotune.cuda.render import TEMPLATES
 
 sides = st.one_of(st.none(), st.integers(0, 40))
-masks = st.builds(Bounds, sides, sides)
+fields = st.one_of(st.tuples(sides, sides), st.tuples(st.none(), st.just(0), st.integers(0, 40)))
+masks = fields.map(lambda values: Bounds(*values))
 sizes = st.integers(0, 30)
 
 
@@ -18,7 +19,7 @@ def seen(bounds, queries, keys):
     def sees(i, j):
         c = i + keys - queries
         left, right = bounds.window_left, bounds.window_right
-        return (left is None or j >= c - left) and (right is None or j <= c + right)
+        return j < bounds.prefix or (left is None or j >= c - left) and (right is None or j <= c + right)
 
     return [{j for j in range(keys) if sees(i, j)} for i in range(queries)]
 
@@ -31,8 +32,8 @@ def test_all_forms_agree_with_the_definition(bounds, queries, keys):
     first, end = bounds.visible(np.arange(queries), queries, keys)
     assert [set(range(a, b)) for a, b in zip(first, end)] == each
     assert bounds.visible_keys(queries, keys) >= len(set().union(*each))
-    left, right, *_ = bounds
-    if left is None or right is None or left + right >= 0 and keys >= queries:
+    left, right, prefix = bounds
+    if prefix or left is None or right is None or left + right >= 0 and keys >= queries:
         assert bounds.visible_keys(queries, keys) == len(set().union(*each))
 
 
