@@ -88,9 +88,17 @@ def lengths(spans, causal: bool):
     return _kept(spans, ("lengths", causal), lambda spans, causal: _ends(spans, 1, causal).contiguous())
 
 
-def pages(spans, keys: int, gap: int, causal: bool) -> tuple:
-    """(page table (B, keys), lengths (B,)), int32: a cache whose sequences begin anywhere, as pages of one key."""
-    return _kept(spans, ("pages", keys, gap, causal), _pages)
+def pages(spans, keys: int, gap: int, causal: bool, size: int) -> tuple:
+    """(page table (B, pages), lengths (B,)), int32: a cache whose sequences begin anywhere, as `overlapping` pages of rows."""
+    return _kept(spans, ("pages", keys, gap, causal, size), _pages)
+
+
+def overlapping(rows, size: int):
+    """Pages (n, size, H, D) of rows (n + size - 1, H, D), of which page i begins at row i: a view. A page that begins behind the
+    last of them ends outside of `rows`; decode kernels are given its number, too, and read no more keys of it than a sequence
+    has, which lie inside. (Not so the copy engine of forward kernels, whose maps end with the last page.)"""
+    row, *rest = rows.stride()
+    return rows.as_strided((rows.shape[0] - size + 1, size, *rows.shape[1:]), (row, row, *rest))
 
 
 def _kept(spans, key: tuple, make):
@@ -127,9 +135,9 @@ def _sequences(spans, rows, keys, gap, causal, windowed):
                  for sizes in (of_queries, of_keys))
 
 
-def _pages(spans, keys, gap, causal):
+def _pages(spans, keys, gap, causal, size):
     first, end = _firsts(spans), _ends(spans, 1, causal)
     base = torch.arange(spans.shape[0], dtype=torch.int32, device=spans.device) * (keys + gap) + first
-    steps = torch.arange(keys, dtype=torch.int32, device=spans.device)
+    steps = torch.arange(0, keys, size, dtype=torch.int32, device=spans.device)
     last = (spans.shape[0] - 1) * (keys + gap) + keys - 1
     return (base[:, None] + steps).clamp(max=last), (end - first).clamp(min=0)
