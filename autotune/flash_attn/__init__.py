@@ -5,7 +5,7 @@
     from autotune.flash_attn.cute import flash_attn_func                                               # flash_attn.cute (4)
 
 Names, order, defaults and results are those of each generation. What is not supported is refused by name when it is not at its
-default (`common`). There is no backward here: inputs that require grad raise.
+default (`common`). Gradients are those of `autotune.attention` and `attention_varlen`; over a cache there are none.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
                     softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False):
     """out (B, Sq, Hq, D), or (out, lse (B, Hq, Sq), None) with `return_attn_probs`: probabilities are never stored."""
     common.refuse(NAME, dropout_p=dropout_p)
+    common.settle(NAME, deterministic, q, k, v)
     mask = common.mask_of(softmax_scale, causal, window_size, softcap, alibi_slopes)
     return (*common.dense(q, k, v, mask), None) if return_attn_probs else common.dense_out(q, k, v, mask)
 
@@ -44,6 +45,7 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
                            return_attn_probs=False, block_table=None):
     """out (total_q, Hq, D), or (out, lse (Hq, total_q), None). With `block_table` k and v are pages."""
     common.refuse(NAME, dropout_p=dropout_p)
+    common.settle(NAME, deterministic, q, k, v)
     mask = common.mask_of(softmax_scale, causal, window_size, softcap, alibi_slopes)
     result = common.packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, mask, page_table=block_table,
                            return_lse=return_attn_probs)
@@ -52,8 +54,7 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
 
 def flash_attn_varlen_kvpacked_func(
         q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
-        window_size=(-1, -1),
-        softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False):
+        window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False):
     """The same of kv (total_k, 2, Hkv, D)."""
     return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
                                   softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)

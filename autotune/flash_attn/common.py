@@ -1,8 +1,8 @@
 """What the three generations of flash-attn's functions share: their words in autotune's, and what is refused.
 
 A parameter that would change the result and that autotune cannot serve raises NotImplementedError with its name, unless it is at
-its default. `num_splits`, `pack_gqa`, `deterministic` and `scheduler_metadata` are hints: they are taken, and change nothing
-(every forward of autotune is bitwise repeatable), but for `num_splits` of a cache, which is followed.
+its default. `num_splits`, `pack_gqa` and `scheduler_metadata` are hints: they are taken, and change nothing, but for `num_splits`
+of a cache, which is followed. Every forward of autotune is `deterministic`; gradients are if torch is told so (`settle`).
 """
 
 from __future__ import annotations
@@ -42,41 +42,24 @@ def dense_out(q, k, v, mask: dict):
     return attention(q, k, v, **mask)
 
 
-def packed(
-    q,
-    k,
-    v,
-    starts_q,
-    starts_k,
-    longest_q,
-    longest_k,
-    mask: dict,
-    *,
-    used_k=None,
-    page_table=None,
-    k_scale=None,
-    v_scale=None,
-    num_splits=None,
-     return_lse=False):
+def settle(module: str, deterministic: bool, *arrays) -> None:
+    """Raises NotImplementedError where `deterministic` asks for gradients of the same bits and torch has not been told so."""
+    if deterministic and torch.is_grad_enabled() and any(array.requires_grad for array in arrays) \
+            and not torch.are_deterministic_algorithms_enabled():
+        raise NotImplementedError(f"deterministic of {module} is not supported by autotune where gradients are recorded: call "
+                                  "torch.use_deterministic_algorithms(True), which gives them the same bits every time")
+
+
+def packed(q, k, v, starts_q, starts_k, longest_q, longest_k, mask: dict, *, used_k=None, page_table=None, k_scale=None,
+           v_scale=None, num_splits=None, return_lse=False):
     """Attention of packed sequences, or of packed queries over a cache of pages, (num_pages, page_size, Hkv, D). The lengths of
     the latter are `used_k`, or steps of `starts_k`. With `used_k` and no pages only the first keys of each sequence are there."""
+    cache = dict(k_scale=k_scale, v_scale=v_scale, num_splits=num_splits or None, return_lse=return_lse, **mask)
     if starts_q is None:
         if q.dim() != 4:
-            raise ValueError(
-    f"cu_seqlens_q is None and q has shape {tuple(q.shape)}; without cu_seqlens_q q must be (batch, seqlen_q, "
-    "heads_q, head_dim)")
-        return attention_with_kvcache(
-    q,
-    k,
-    v,
-    cache_seqlens=used_k,
-    page_table=page_table,
-    max_seqlen_k=longest_k,
-    k_scale=k_scale,
-    v_scale=v_scale,
-    num_splits=num_splits or None,
-    return_lse=return_lse,
-     **mask)
+            raise ValueError(f"cu_seqlens_q is None and q has shape {tuple(q.shape)}; without cu_seqlens_q q must be (batch, "
+                             "seqlen_q, heads_q, head_dim)")
+        return attention_with_kvcache(q, k, v, cache_seqlens=used_k, page_table=page_table, max_seqlen_k=longest_k, **cache)
     longest_q = q.shape[0] if longest_q is None else longest_q
     if page_table is None and used_k is None:
         if starts_k is None:
@@ -91,20 +74,8 @@ def packed(
         if starts_k is None:
             raise ValueError("cu_seqlens_k and seqused_k are None; with a page table one of them must say how long sequences are")
         used_k = starts_k.diff()
-    return attention_with_kvcache(
-    q,
-    k,
-    v,
-    cache_seqlens=used_k,
-    page_table=page_table,
-    cu_seqlens_q=starts_q,
-    max_seqlen_q=longest_q,
-    max_seqlen_k=longest_k,
-    k_scale=k_scale,
-    v_scale=v_scale,
-    num_splits=num_splits or None,
-    return_lse=return_lse,
-     **mask)
+    return attention_with_kvcache(q, k, v, cache_seqlens=used_k, page_table=page_table, cu_seqlens_q=starts_q,
+                                  max_seqlen_q=longest_q, max_seqlen_k=longest_k, **cache)
 
 
 def cached(q, k_cache, v_cache, k, v, cache_seqlens, cache_batch_idx, cache_leftpad, page_table, mask: dict, num_splits, *,
@@ -126,29 +97,14 @@ def cached(q, k_cache, v_cache, k, v, cache_seqlens, cache_batch_idx, cache_left
         rows = torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx
         capacity = k_cache.shape[1]
         lengths = (capacity if lengths is None else lengths) - cache_leftpad
-        k_cache, v_cache, page_table = gathered(
-    k_cache.flatten(
-        0, 1), v_cache.flatten(
-            0, 1), rows * capacity + cache_leftpad, capacity)
+        k_cache, v_cache, page_table = gathered(k_cache.flatten(0, 1), v_cache.flatten(0, 1), rows * capacity + cache_leftpad,
+                                                capacity)
     elif cache_batch_idx is not None:
         page_table = one_page_a_sequence(cache_batch_idx)
     return attention_with_kvcache(
-    q,
-    k_cache,
-    v_cache,
-    cache_seqlens=lengths,
-    page_table=page_table,
-    cu_seqlens_q=starts_q,
-    max_seqlen_q=longest_q,
-    k_scale=per_head(
-        "k_descale",
-        k_descale),
-        v_scale=per_head(
-            "v_descale",
-            v_descale),
-            num_splits=num_splits or None,
-            return_lse=return_lse,
-             **mask)
+        q, k_cache, v_cache, cache_seqlens=lengths, page_table=page_table, cu_seqlens_q=starts_q, max_seqlen_q=longest_q,
+        k_scale=per_head("k_descale", k_descale), v_scale=per_head("v_descale", v_descale), num_splits=num_splits or None,
+        return_lse=return_lse, **mask)
 
 
 def per_head(name: str, scale):
@@ -157,7 +113,6 @@ def per_head(name: str, scale):
     if scale is None or scale.dim() < 2:
         return scale
     if scale.shape[0] > 1 and scale.stride(0):
-        raise NotImplementedError(
-    f"{name} of each sequence is not supported by autotune: expand one row (heads_kv,) to the batch, "
-    "or pass that")
+        raise NotImplementedError(f"{name} of each sequence is not supported by autotune: expand one row (heads_kv,) to the "
+                                  "batch, or pass that")
     return scale[0].contiguous()

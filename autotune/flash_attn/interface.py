@@ -15,6 +15,7 @@ def flash_attn_func(
     """out (B, Sq, Hq, Dv), or (out, lse (B, Hq, Sq)) with `return_attn_probs`."""
     common.refuse(NAME, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk,
                   sm_margin=sm_margin)
+    common.settle(NAME, deterministic, q, k, v)
     mask = common.mask_of(softmax_scale, causal, window_size, softcap)
     return common.dense(q, k, v, mask) if return_attn_probs else common.dense_out(q, k, v, mask)
 
@@ -28,22 +29,8 @@ def flash_attn_qkvpacked_func(
     else:
         heads_kv = (qkv.shape[2] - num_heads_q) // 2
         q, k, v = qkv.split([num_heads_q, heads_kv, heads_kv], 2)
-    return flash_attn_func(
-    q,
-    k,
-    v,
-    softmax_scale,
-    causal,
-    None,
-    q_descale,
-    k_descale,
-    v_descale,
-    window_size,
-    attention_chunk,
-    softcap,
-    deterministic=deterministic,
-    sm_margin=sm_margin,
-     return_attn_probs=return_attn_probs)
+    return flash_attn_func(q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size, attention_chunk,
+                           softcap, deterministic=deterministic, sm_margin=sm_margin, return_attn_probs=return_attn_probs)
 
 
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None,
@@ -53,6 +40,7 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
     """out (total_q, Hq, Dv), or (out, lse (Hq, total_q)). Of sequence b the first seqused_k[b] keys are there, if given."""
     common.refuse(NAME, seqused_q=seqused_q, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
                   attention_chunk=attention_chunk, sm_margin=sm_margin)
+    common.settle(NAME, deterministic, q, k, v)
     mask = common.mask_of(softmax_scale, causal, window_size, softcap)
     return common.packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, mask, used_k=seqused_k,
                          return_lse=return_attn_probs)

@@ -14,42 +14,17 @@ from references import close, plain, qkv  # noqa: E402
 from torch_gpu import fake_torch_gpu  # noqa: E402, F401
 
 from autotune import flash_attn as fa2  # noqa: E402
+from autotune.calls import autograd  # noqa: E402
 from autotune.flash_attn import cute as fa4, interface as fa3  # noqa: E402
 
 SIGNATURES = yaml.safe_load((Path(__file__).parents[1] / "data" / "flash_attn_signatures.yaml").read_text())
 OURS = {"flash_attn": "autotune.flash_attn", "flash_attn_interface": "autotune.flash_attn.interface",
         "flash_attn.cute": "autotune.flash_attn.cute"}
 FUNCTIONS = [(module, name) for module, functions in SIGNATURES.items() for name in functions]
-SERVED = {
-    "q",
-    "k",
-    "v",
-    "kv",
-    "qkv",
-    "k_cache",
-    "v_cache",
-    "softmax_scale",
-    "causal",
-    "window_size",
-    "softcap",
-    "alibi_slopes",
-    "return_attn_probs",
-    "return_softmax_lse",
-    "return_lse",
-    "learnable_sink",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "cu_seqlens",
-    "max_seqlen_q",
-    "max_seqlen_k",
-    "max_seqlen",
-    "block_table",
-    "page_table",
-    "seqused_k",
-    "cache_seqlens",
-    "cache_batch_idx",
-    "cache_leftpad",
-     "num_heads_q"}
+SERVED = {"q", "k", "v", "kv", "qkv", "k_cache", "v_cache", "softmax_scale", "causal", "window_size", "softcap", "alibi_slopes",
+          "return_attn_probs", "return_softmax_lse", "return_lse", "learnable_sink", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens",
+          "max_seqlen_q", "max_seqlen_k", "max_seqlen", "block_table", "page_table", "seqused_k", "cache_seqlens",
+          "cache_batch_idx", "cache_leftpad", "num_heads_q"}
 HINTS = {"deterministic", "num_splits", "pack_gqa", "scheduler_metadata", "min_seqlen_k", "disable_scheduler_metadata",
          "rotary_interleaved"}
 OF_A_CACHE = {"k_descale", "v_descale"}  # with_kvcache of FlashAttention 3 serves them, its other functions refuse them
@@ -128,6 +103,25 @@ def test_masks_scales_slopes_and_lse_in_each_generation(torch_gpu):
     close(fa4.flash_attn_func(q, k, v, learnable_sink=sinks, return_lse=True)[0], plain(q, k, v, sinks=sinks))
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.1])
     assert not torch.equal(fa2.flash_attn_func(q, k, v, alibi_slopes=slopes), fa2.flash_attn_func(q, k, v))
+
+
+@pytest.mark.parametrize("module, name", [one for one in FUNCTIONS if one[1] != "flash_attn_with_kvcache"])
+def test_gradients(torch_gpu, monkeypatch, module, name):
+    """Those of autotune's calls; `deterministic` ones are refused until torch is told so."""
+    monkeypatch.setattr(autograd.gradients, "differentiate", lambda library, q, k, v, *_: (q * 0 + 1, k * 0 + 2, v * 0 + 3, None))
+    monkeypatch.setattr(autograd, "_must_be_served", lambda *_: None)
+    function, arguments = call_of(module, name)
+    inputs = [arguments[key].requires_grad_() for key in ("q", "k", "v", "kv", "qkv") if key in arguments]
+    out = function(**arguments)
+    (out[0] if isinstance(out, tuple) else out).sum().backward()
+    assert {float(number) for one in inputs for number in one.grad.unique()} == {1, 2, 3}
+    if "deterministic" in inspect.signature(function).parameters:
+        with pytest.raises(NotImplementedError, match=r"^deterministic of .*use_deterministic_algorithms\(True\)"):
+            function(**arguments, deterministic=True)
+        with torch.no_grad():
+            function(**arguments, deterministic=True)
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        function(**arguments, deterministic=True)
 
 
 def test_packed_variants_of_fa3(torch_gpu):
