@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import shlex
 import sys
 import threading
 import time
@@ -23,15 +22,15 @@ from pathlib import Path
 from typing import Callable, Iterable, Iterator
 
 import yaml
+from _result import RESULTS, command, date, gpu_at_hand
 from cover import Case, cover, drawn_configs, random_cases, serving, unserved
 from judge import Binaries, OnGpu, Simulated, Unit, Verdict, run
 
 from autotune.check.verdict import tuning_kinds
 from autotune.core.config import Config
-from autotune.core.gpu import Gpu, GpuError, by_name, detect
+from autotune.core.gpu import Gpu, by_name
 from autotune.kernels.base import Kernel
 
-RESULTS = Path(__file__).parent / "results"
 SIMULATED_GPU = "nvidia-h200"  # whose kernels the simulator runs
 SECONDS = 150.0
 CONFIGS = 2
@@ -44,14 +43,7 @@ HUGE_BYTES = 2e9  # arrays of this size are checked with one kind of inputs
 
 def main() -> int:
     options = _options()
-    if options.simulate:
-        gpu = by_name(SIMULATED_GPU)
-    else:
-        try:
-            gpu = detect()
-        except GpuError as error:
-            print(f"{error}. With --simulate the kernels run on the CPU", file=sys.stderr)
-            return 2
+    gpu = by_name(SIMULATED_GPU) if options.simulate else gpu_at_hand(". With --simulate the kernels run on the CPU")
     report = Report()
     if options.random:
         listed, units, limit = {}, random_units(gpu, options.seed, options.random, report.clock), options.random
@@ -192,7 +184,7 @@ class Report:
             from autotune.timing.conditions import conditions
 
             facts["conditions"] = conditions()
-        facts |= {"date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "command": command(),
+        facts |= {"date": date(), "command": command(),
                   "seconds": round(self.clock()), "problems": self.ended, "configs": len(self.configs),
                   "kernels": {name: {"cases": count, "worst_ratio": round(worst, 3)}
                               for name, (count, worst) in sorted(self.by_kernel.items())},
@@ -212,13 +204,6 @@ class Report:
         return text + yaml.safe_dump({"nearest_to_the_allowed_error": dict(rows)}, sort_keys=False, default_flow_style=None,
                                      width=10000) + yaml.safe_dump({"config": configs}, sort_keys=False,
                                                                    default_flow_style=False, width=1000)
-
-
-def command() -> str:
-    """The command line that runs, without --out: the file is at its place when people read it."""
-    words = sys.argv[1:]
-    kept = [word for before, word in zip(["", *words], words) if "--out" not in (before, word) and not word.startswith("--out=")]
-    return " ".join(["python benchmarks/" + Path(sys.argv[0]).name, *map(shlex.quote, kept)])
 
 
 if __name__ == "__main__":

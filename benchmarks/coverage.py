@@ -17,45 +17,37 @@ import time
 from pathlib import Path
 from typing import Sequence
 
-import yaml
-from correctness import command
+import _result
 from served import drawn
 
 from autotune.check.verify import runner
 from autotune.core.config import Config
-from autotune.core.gpu import Gpu, GpuError, detect
+from autotune.core.gpu import Gpu
 from autotune.core.problem import Problem
 from autotune.cuda import compile
 from autotune.database.known import Known
 from autotune.database.lookup import Match, lookup
 from autotune.kernels import KERNELS
 from autotune.timing.bench import Bench, Candidate
-from autotune.timing.conditions import conditions
 from autotune.tuner import builder
 from autotune.tuner.survey import TARGET
 from autotune.tuner.worker import Worker
 
-RESULTS = Path(__file__).parent / "results" / "coverage-h200.yaml"
 SEED = 20261201  # nothing was tuned on what it draws
 ROUNDS = 5
 CALL_S = 60.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = _result.parser(__doc__, "coverage-h200.yaml")
     parser.add_argument("--problems", type=int, default=300)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--tune", type=int, default=40, help="of how many a quick tune is a rival, too (40)")
     parser.add_argument("--peers", type=int, default=100, help="how many are timed beside other libraries (100)")
     parser.add_argument("--seconds", type=float, default=3600.0, help="when to stop (3600)")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
-    try:
-        gpu = detect()
-    except GpuError as error:
-        print(error, file=sys.stderr)
-        return 2
+    gpu = _result.gpu_at_hand()
     problems = drawn(options.problems, options.seed)
     rng = random.Random(options.seed)
     tuned, compared = set(rng.sample(problems, min(options.tune, len(problems)))), rng.sample(problems, min(options.peers, len(problems)))
@@ -66,7 +58,6 @@ def main() -> int:
     if options.peers:
         _time_peers([p for p in compared if p.text in rows], gpu, rows, deadline)
         _save(options, rows, gpu, problems)
-    print(summary(rows))
     return 0 if len(rows) == len(problems) else 1
 
 
@@ -181,11 +172,9 @@ NOTABLE = 1.05  # rows that lose less are written without their configs: these a
 
 
 def _save(options: argparse.Namespace, rows: dict[str, dict], gpu: Gpu, problems: Sequence[Problem]) -> None:
-    facts = {"summary": summary(rows), "gpu": gpu.name, "seed": options.seed, "conditions": conditions(),
-             "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "command": command(),
-             "left_out": len(problems) - len(rows), "problems": {problem: row if row.get("loss", 1) > NOTABLE else {name: value for name, value in row.items()
+    facts = {"seed": options.seed, "left_out": len(problems) - len(rows), "problems": {problem: row if row.get("loss", 1) > NOTABLE else {name: value for name, value in row.items()
                                                                           if name not in ("served", "best")} for problem, row in rows.items()}}
-    options.out.write_text(yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, width=130))
+    _result.write(options.out, gpu, summary(rows), facts)
 
 
 if __name__ == "__main__":

@@ -18,15 +18,16 @@ import sys
 from pathlib import Path
 from typing import Iterator
 
+from _result import RESULTS, gpu_at_hand
 from correctness import Report, cover_units
 from cover import Case
 from judge import Binaries, OnGpu, Simulated, run
 
-from autotune.core.gpu import Gpu, GpuError, by_name, detect
+from autotune.core.gpu import Gpu, by_name
+from autotune.core.masks import CAUSAL, FULL, Bounds
 from autotune.kernels import KERNELS, candidates
 from autotune.core.problem import Problem, ProblemError
 
-RESULTS = Path(__file__).parent / "results"
 SIMULATED_GPU = "nvidia-h200"  # whose kernels the simulator runs
 SECONDS, CONFIGS, CALLS, JUDGES = 120.0, 4, 40, 4
 TRIED = 300  # draws until a pair counts as one that cannot be
@@ -38,7 +39,7 @@ FACTORS: dict[str, tuple] = {
     "heads": ((1, 1), (4, 2), (6, 2), (8, 2), (5, 1), (12, 2), (7, 1), (16, 2), (32, 2), (64, 1)),  # 1 to 64 share keys
     "queries": (1, 2, 3, 5, 8, 16),
     "head_dims": ((64, 64), (128, 128), (80, 80), (96, 96), (192, 192), (256, 256), (72, 40), (192, 128), (16, 248)),
-    "window": ((None, None), (None, 0), (127, 0), (0, 0), (40, 2), (None, 1), (1000, None)),
+    "mask": (FULL, CAUSAL, Bounds(127, 0), Bounds(0, 0), Bounds(40, 2), Bounds(None, 1), Bounds(1000, None), Bounds(None, 0, 100)),
     "softcap": (0.0, 30.0),
     "alibi": (False, True),
     "sinks": (False, True),
@@ -52,14 +53,7 @@ FACTORS: dict[str, tuple] = {
 
 def main() -> int:
     options = _options()
-    if options.simulate:
-        gpu = by_name(SIMULATED_GPU)
-    else:
-        try:
-            gpu = detect()
-        except GpuError as error:
-            print(f"{error}. With --simulate the kernels run on the CPU", file=sys.stderr)
-            return 2
+    gpu = by_name(SIMULATED_GPU) if options.simulate else gpu_at_hand(". With --simulate the kernels run on the CPU")
     report = Report()
     cases, impossible = cover(gpu, options.seed)
     report.expected = len(cases)
@@ -121,13 +115,13 @@ def _pairs(values: dict) -> set[tuple]:
 
 def problem_of(values: dict) -> Problem | None:
     """The problem of an assignment of values to `FACTORS`, simplified; None if there is none, or if it is too large."""
-    (heads_q, heads_kv), (left, right), (head_dim, head_dim_v) = values["heads"], values["window"], values["head_dims"]
+    (heads_q, heads_kv), (head_dim, head_dim_v) = values["heads"], values["head_dims"]
     if values["batch"] * heads_q * values["keys"] > MOST_SCORES:
         return None
     try:
         return Problem(op="decode", dtype=values["dtype"], batch=values["batch"], heads_q=heads_q, heads_kv=heads_kv,
                        seqlen_q=values["queries"], seqlen_k=values["keys"], head_dim=head_dim, head_dim_v=head_dim_v,
-                       window_left=left, window_right=right, softcap=values["softcap"], alibi=values["alibi"],
+                       **values["mask"]._asdict(), softcap=values["softcap"], alibi=values["alibi"],
                        sinks=values["sinks"], kv="paged" if values["page_size"] else "dense", page_size=values["page_size"],
                        packed_queries=values["packed"], kv_dtype=values["kv_dtype"]).simplified()
     except ProblemError:
@@ -153,7 +147,7 @@ def mixed(seed: int, count: int) -> list[Problem]:
     """Batches of packed queries in which some sequences have more than decode kernels take."""
     rng = random.Random(f"{seed} mixed")
     found = _drawn(rng, count, keys=(339, 1024, 3577), batch=(3, 33), packed=(True,), kv_dtype=("",), queries=(16,),
-                   window=((None, None), (None, 0), (127, 0), (0, 0), (40, 2)))
+                   mask=(FULL, CAUSAL, Bounds(127, 0), Bounds(0, 0), Bounds(40, 2), Bounds(None, 0, 100)))
     return [Problem.parse(p.text.replace("-q16-", f"-q{rng.choice((17, 40, 150, 300))}-")) for p in found]
 
 

@@ -14,10 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.compare import comparison as bench, report as benchreport
-from autotune.calls import plans
 from autotune.core.gpu import GpuError, detect
 from autotune.kernels import config_from_text
-from autotune.database.lookup import Match
 from autotune.core.problem import Problem
 
 CONFIGS = {  # problem -> what was fastest
@@ -42,9 +40,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         gpu = detect()
-        matches = {problem: Match(config, "exact", "measured", problem, gpu) for problem, config in configs().items()}
-        plans.match_for = lambda problem, gpu: matches[problem]  # attention and prepare ask it which config serves a problem
-        report = bench.run(list(matches), bench.peers_of("sdpa-flash"), gpu, lambda text: print(text, flush=True))
+        report = bench.run(list(configs()), bench.peers_of("sdpa-flash"), gpu, lambda text: print(text, flush=True),
+                           configs=configs())
     except (GpuError, bench.BenchError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -8,39 +8,28 @@ Takes two minutes with 6 workers (pytest-xdist). Exit code 1 if a test fails or 
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
 import tempfile
-import time
 import xml.etree.ElementTree as xml
 from collections import Counter
 from pathlib import Path
 
-import yaml
-from correctness import command
+import _result
 
-from autotune.timing.conditions import conditions
-from autotune.core.gpu import GpuError, detect
 
 ROOT = Path(__file__).parent.parent
-RESULTS = Path(__file__).parent / "results" / "gpu-tests-h200.yaml"
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
 ALONE = ("compare/test_bench", "cli/test_cli", "repository/test_docs", "device/test_runtime_gpu", "timing/test_timing",
          "tuner/test_tuner_gpu")  # they time, tune or count
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = _result.parser(__doc__, "gpu-tests-h200.yaml")
     parser.add_argument("--workers", type=int, default=1, help="processes side by side (1); more need pytest-xdist")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    try:
-        gpu = detect()
-    except GpuError as error:
-        print(error, file=sys.stderr)
-        return 2
+    gpu = _result.gpu_at_hand()
     alone = [f"tests/{name}.py" for name in ALONE]
     rows: dict[str, Counter] = {}
     reasons: dict[str, dict[str, str]] = {SKIPPED: {}, FAILED: {}}
@@ -53,11 +42,9 @@ def main() -> int:
             if report.exists():
                 read(report, rows, reasons)
     total = sum(rows.values(), Counter())
-    facts = {"summary": {"tests": total.total(), **{name: total[name] for name in (PASSED, SKIPPED, FAILED)}}, "gpu": gpu.name,
-             "conditions": conditions(), "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "command": command(),
-             "files": {name: dict(row) for name, row in sorted(rows.items())}, **reasons}
-    options.out.write_text(yaml.safe_dump(facts, sort_keys=False, width=130))
-    print(facts["summary"])
+    summary = {"tests": total.total(), **{name: total[name] for name in (PASSED, SKIPPED, FAILED)}}
+    facts = {"files": {name: dict(row) for name, row in sorted(rows.items())}, **reasons}
+    _result.write(options.out, gpu, summary, facts, default_flow_style=False)
     return 0 if not any(codes) and total[PASSED] else 1
 
 

@@ -9,27 +9,21 @@ call for the decodes and one for the chunk / the time of one call for all: above
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
-import time
 import warnings
-from pathlib import Path
 from typing import Callable
 
 import numpy as np
-import yaml
-from correctness import command
+import _result
 
 import autotune
-from autotune.timing.conditions import conditions
-from autotune.core.gpu import Gpu, GpuError, detect
+from autotune.core.gpu import Gpu
 from autotune.check.inputs import make_inputs
 from autotune.check.numerics import to_float32
 from autotune.core.problem import Problem
 from autotune.timing.bench import Bench, Candidate
 
-RESULTS = Path(__file__).parent / "results" / "mixed-h200.yaml"
 DECODES, KEYS = 31, 8192
 CHUNK, CHUNK_KEYS = 2048, 32768
 SHAPES = ("h32x8", 128), ("h64x8", 64)
@@ -39,14 +33,9 @@ APART = 0.02  # of the outputs of both ways, absolute: splits differ
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser = _result.parser(__doc__, "mixed-h200.yaml")
     options = parser.parse_args()
-    try:
-        gpu = detect()
-    except GpuError as error:
-        print(error, file=sys.stderr)
-        return 2
+    gpu = _result.gpu_at_hand()
     warnings.simplefilter("ignore", autotune.UntunedWarning)
     rows = {}
     for heads, head_dim in SHAPES:
@@ -57,12 +46,9 @@ def main() -> int:
                   f"ratio {rows[name]['ratio']}", flush=True)
     ratios = [row["ratio"] for row in rows.values()]
     summary = {"geomean": round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 3), "worst": min(ratios)}
-    facts = {"summary": summary, "gpu": gpu.name, "conditions": conditions(),
-             "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "command": command(),
-             "batch": f"{DECODES} sequences decode at {KEYS} keys, one has a chunk of {CHUNK} queries at the end of {CHUNK_KEYS}",
+    facts = {"batch": f"{DECODES} sequences decode at {KEYS} keys, one has a chunk of {CHUNK} queries at the end of {CHUNK_KEYS}",
              "rows": rows}
-    options.out.write_text(yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, width=130))
-    print(summary)
+    _result.write(options.out, gpu, summary, facts)
     return 0
 
 

@@ -9,46 +9,36 @@ takes up to a minute a step. Losses are the time of what serves it / the time of
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Iterable
 
-import yaml
-from correctness import command
+import _result
 
 from autotune.cuda import compile
 from autotune.models import catalogue
 from autotune import tuner
 from autotune.check.verdict import Checker
-from autotune.timing.conditions import conditions
 from autotune.core.config import Config
-from autotune.core.gpu import Gpu, GpuError, detect
+from autotune.core.gpu import Gpu
 from autotune.database.lookup import Match, lookup
 from autotune.timing.bench import Bench, Candidate
 from autotune.check.verify import runner
 
-RESULTS = Path(__file__).parent / "results" / "neighbours-h200.yaml"
 STEPS, LARGEST_GB = 8, 10.0
 ROUNDS, CAPTURES = 15, 3
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = _result.parser(__doc__, "neighbours-h200.yaml")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"decode steps to draw ({STEPS})")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (0)")
     parser.add_argument("--largest-gb", type=float, default=LARGEST_GB, help=f"of a cache ({LARGEST_GB:g})")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    try:
-        gpu = detect()
-    except GpuError as error:
-        print(error, file=sys.stderr)
-        return 2
+    gpu = _result.gpu_at_hand()
     served = drawn(gpu, options.steps, options.seed, options.largest_gb)
     if not served:
         print("every decode step of the models has a record of its own", file=sys.stderr)
@@ -58,12 +48,9 @@ def main() -> int:
                                                                         root=Path(folder) / "db",
                                                                         trials_root=Path(folder) / "trials")}
     rows = {match.problem.text: row(match, found[match.problem], gpu) for match in served if match.problem in found}
-    facts = {"summary": summary(rows.values()), "gpu": gpu.name, "conditions": conditions(),
-             "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "command": command(),
-             "failed": [match.problem.text for match in served if match.problem not in found], "steps": rows}
-    options.out.write_text(yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, width=130))
-    print(facts["summary"])
-    return 0 if not facts["failed"] else 1
+    failed = [match.problem.text for match in served if match.problem not in found]
+    _result.write(options.out, gpu, summary(rows.values()), {"failed": failed, "steps": rows})
+    return 0 if not failed else 1
 
 
 def drawn(gpu: Gpu, count: int, seed: int, largest_gb: float) -> list[Match]:

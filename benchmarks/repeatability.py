@@ -9,27 +9,21 @@ For each problem: the default config of every kernel that serves it, and random 
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from pathlib import Path
 from typing import Callable
 
-import yaml
-from correctness import command
+import _result
 from cover import Case, drawn_configs, serving
 from judge import Binaries
 
 from autotune.cuda import compile
 from autotune.check.verdict import Checker
-from autotune.timing.conditions import conditions
-from autotune.core.gpu import GpuError, detect
 from autotune.check.inputs import Inputs
 from autotune.check.numerics import bits, empty
 from autotune.core.problem import Problem
 from autotune.check.verify import runner
 
-RESULTS = Path(__file__).parent / "results" / "repeatability-h200.yaml"
 RUNS, CONFIGS = 1000, 2
 KIND = "mixed"
 NOISE_FLOATS = 1 << 24  # what the other stream reads and writes at most: 128 MB, about 40 us of an H200
@@ -54,17 +48,12 @@ PROBLEMS = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = _result.parser(__doc__, "repeatability-h200.yaml")
     parser.add_argument("--runs", type=int, default=RUNS, help=f"launches of each config ({RUNS})")
     parser.add_argument("--configs", type=int, default=CONFIGS,
                         help=f"random configs of each kernel beside its default ({CONFIGS})")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    try:
-        gpu = detect()
-    except GpuError as error:
-        print(error, file=sys.stderr)
-        return 2
+    gpu = _result.gpu_at_hand()
     rows, unserved = {}, []
     binaries = Binaries(gpu, max(1, len(os.sched_getaffinity(0)) - 1))
     todo = []
@@ -90,11 +79,9 @@ def main() -> int:
     launches = sum(map(len, rows.values())) * options.runs
     different = sum(sum(row.values()) for row in rows.values())
     summary = {"problems": len(rows) - len(unserved), "runs": launches, "differing": different}
-    options.out.write_text(yaml.safe_dump({
-        "summary": summary, "gpu": gpu.name, "conditions": conditions(), "command": command(),
+    _result.write(options.out, gpu, summary, {
         "runs_of_each_config": options.runs, "not_served": unserved,
-        "launches_that_differ": {text: row for text, row in rows.items() if row}}, sort_keys=False, width=1000))
-    print(summary)
+        "launches_that_differ": {text: row for text, row in rows.items() if row}}, default_flow_style=False, width=1000)
     return 1 if summary["differing"] or not launches else 0
 
 

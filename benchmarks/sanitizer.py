@@ -7,21 +7,16 @@ Each problem is verified once plainly, so that what compiles is compiled, and on
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import yaml
+import _result
 
-from autotune.timing.conditions import conditions
-from autotune.core.gpu import detect
 
-RESULTS = Path(__file__).parent / "results" / "sanitizer-h200.yaml"
 TOOLS = ("memcheck", "racecheck")
 PROBLEMS = ("forward-bf16-b1-h4x2-q150-k200-d64-causal", "forward-fp16-b1-h4x1-q100-k170-d128-causal-left60-sinks",
             "forward-bf16-b2-h4x2-q100-k300-d64-causal-page16",
@@ -31,9 +26,8 @@ SUMMARY = re.compile(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+)")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    options = _result.parser(__doc__, "sanitizer-h200.yaml").parse_args()
+    gpu = _result.gpu_at_hand()
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         print("compute-sanitizer is not on the PATH; the CUDA toolkit brings it", file=sys.stderr)
@@ -41,11 +35,7 @@ def main() -> int:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         rows = dict(zip(PROBLEMS, pool.map(lambda problem: checked(tool, problem), PROBLEMS)))
     clean = all(row["exit"] == 0 and all(row[name] == 0 for name in TOOLS) for row in rows.values())
-    options.out.write_text(yaml.safe_dump({"summary": {"clean": clean, "problems": len(rows)}, "gpu": detect().name,
-                                           "conditions": conditions(), "command": "python benchmarks/sanitizer.py",
-                                           "problems": rows},
-                                          sort_keys=False, width=200))
-    print({"clean": clean})
+    _result.write(options.out, gpu, {"clean": clean, "problems": len(rows)}, {"problems": rows}, default_flow_style=False, width=200)
     return 0 if clean else 1
 
 

@@ -10,25 +10,19 @@ ones, each weighted by its tokens. It is measured before and after the packed on
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
-import time
 import warnings
-from pathlib import Path
 from statistics import mean
 
 import numpy as np
-import yaml
-from correctness import command
+import _result
 
 import autotune
-from autotune.timing.conditions import conditions
-from autotune.core.gpu import Gpu, GpuError, detect
+from autotune.core.gpu import Gpu
 from autotune.compare.peers import PEERS
 from autotune.core.problem import Problem
 
-RESULTS = Path(__file__).parent / "results" / "varlen-h200.yaml"
 SEQUENCES, TOKENS, SIGMA = 64, 32768, 1.0
 SHAPE = dict(dtype="bf16", heads_q=32, heads_kv=8, head_dim=128, window_right=0)
 DRAWS = 3
@@ -92,16 +86,11 @@ def _timed(flops: int, time_us: float, row) -> dict:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = _result.parser(__doc__, "varlen-h200.yaml")
     parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    try:
-        gpu = detect()
-    except GpuError as error:
-        print(error, file=sys.stderr)
-        return 2
+    gpu = _result.gpu_at_hand()
     warnings.simplefilter("ignore", autotune.UntunedWarning)
     missing = PEERS["fa3"].missing()
     if missing:
@@ -116,11 +105,8 @@ def main() -> int:
                for name in ("vs_dense", "vs_fa3") if all(name in row for row in rows.values())}
     from autotune.compare.run import versions
 
-    facts = {"summary": summary, "gpu": gpu.name, "conditions": conditions(), "versions": versions(peers),
-             "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "command": command(),
-             **({"fa3": missing} if missing else {}), "rows": rows}
-    options.out.write_text(HEADER + yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, width=130))
-    print(summary)
+    facts = {"versions": versions(peers), **({"fa3": missing} if missing else {}), "rows": rows}
+    _result.write(options.out, gpu, summary, facts, HEADER)
     return 0
 
 

@@ -11,6 +11,7 @@ import sys
 import traceback
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import Callable, Mapping, Sequence
 
 from ..core.config import Config
@@ -140,9 +141,10 @@ def peers_of(text: str) -> list[Peer]:
 
 
 def run(problems: Sequence[Problem], peers: Sequence[Peer], gpu: Gpu, progress: Callable[[str], None],
-        groups: Mapping[str, tuple[Problem, ...]] | None = None, alone: bool = False) -> Report:
+        groups: Mapping[str, tuple[Problem, ...]] | None = None, alone: bool = False,
+        configs: Mapping[Problem, Config] | None = None) -> Report:
     """Times every problem that at least one peer can compute, decode steps and with `alone` all of them, on CUDA device 0, which
-    is `gpu`.
+    is `gpu`; ours with the config that `configs` has for it, if it has one.
 
     Raises `BenchError` if a peer is not installed, or if nothing could be measured.
     """
@@ -162,7 +164,8 @@ def run(problems: Sequence[Problem], peers: Sequence[Peer], gpu: Gpu, progress: 
         progress(f"compiling what {len(work)} problems need")
         run.get_ready([problem for problem, _ in work], peers)
     for problem, able in work:
-        row, failed = _measured(run.measure_row, problem, able, gpu)
+        chosen = (configs or {}).get(problem)
+        row, failed = _measured(run.measure_row if chosen is None else partial(run.measure_row, config=chosen), problem, able, gpu)
         run.release()
         skipped += [(problem, name, reason) for name, reason in failed]
         if row and (row.peers or row.read or alone):

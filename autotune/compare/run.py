@@ -16,10 +16,12 @@ import cupy
 
 from .. import __version__
 from ..calls.dense import attention, prepare
+from ..calls.plans import match_of
 from .comparison import OURS, Row, Timing
 from .gradients import measure_backward
 from ..check.verdict import Verdict, compare
 from ..cuda.compile import nvrtc_version
+from ..core.config import Config
 from ..core.gpu import Gpu
 from ..check.inputs import Inputs
 from ..calls.kvcache import attention_with_kvcache
@@ -78,21 +80,23 @@ def _call_once(peer: Peer, problem: Problem) -> None:
 
 
 def measure_row(problem: Problem, peers: Sequence[Peer], gpu: Gpu,
-                sequences: Sequence[tuple[int, int]] | None = None) -> tuple[Row | None, list[tuple[str, str]]]:
+                sequences: Sequence[tuple[int, int]] | None = None,
+                config: Config | None = None) -> tuple[Row | None, list[tuple[str, str]]]:
     """The row of `problem` and (who, reason) for those that are not in it: without a row, ours is among them. `sequences` are the
-    (queries, keys) of packed ones, if they are not to be those that the problem stands for.
+    (queries, keys) of packed ones, if they are not to be those that the problem stands for; `config` is what runs instead of what
+    lookup chooses, not of a backward.
 
     Raises what `attention` raises.
     """
     if problem.op == "backward":
         return measure_backward(problem, peers, gpu, sys.modules[__name__])
-    match = prepare(problem)[0]
+    match = prepare(problem)[0] if config is None else match_of(problem, config, gpu)
     bench = Bench(problem, gpu, sequences=sequences)
     inputs = bench.sets[0].inputs
     arrays = [_arrays(item.inputs) for item in bench.sets]
     with _stream(bench.stream):
         _round_sinks(inputs)
-        functions, notes, verdicts, failed = _judge(problem, peers, inputs, arrays[0])
+        functions, notes, verdicts, failed = _judge(problem, peers, inputs, arrays[0], config)
         if not verdicts[OURS].ok:
             return None, [(OURS, f"our result is wrong: {verdicts[OURS].message}"), *failed]
         peaks = {name: _peak_bytes(functions[name], arrays[0]) for name in functions}
@@ -118,7 +122,7 @@ def _fastest_read(runs: Sequence[Mapping]) -> Timing | None:
     return min((_timing([run[name] for run in runs], 0.0, 0, "") for name in names), key=lambda read: read.time_us, default=None)
 
 
-def _judge(problem: Problem, peers: Sequence[Peer], inputs: Inputs, arrays: tuple):
+def _judge(problem: Problem, peers: Sequence[Peer], inputs: Inputs, arrays: tuple, config: Config | None):
     """(functions, notes, verdicts) by name of those that compute `problem`, and (name, reason) for those that do not."""
     expected: dict[Problem, object] = {}
 
@@ -129,7 +133,7 @@ def _judge(problem: Problem, peers: Sequence[Peer], inputs: Inputs, arrays: tupl
         cupy.cuda.get_current_stream().synchronize()
         return compare(served, expected[served].inputs, _as_cupy(function(*arrays), served), expected=expected[served])
 
-    functions = {OURS: _ours(problem, inputs)}
+    functions = {OURS: _ours(problem, inputs, config)}
     verdicts, notes, failed = {OURS: verdict(problem, functions[OURS])}, {}, []
     for peer in peers:
         served, note = peer.serves(problem)
@@ -236,12 +240,12 @@ def _round_sinks(inputs: Inputs) -> None:
         word &= cupy.uint32(0xFFFF0000)
 
 
-def _ours(problem: Problem, inputs: Inputs) -> Callable:
+def _ours(problem: Problem, inputs: Inputs, config: Config | None) -> Callable:
     sinks, slopes, k_scale, v_scale = (
         array if torch is None or array is None else _as_torch(array, "fp32")
         for array in (inputs.sinks, inputs.alibi_slopes, inputs.k_scales, inputs.v_scales))
     options = dict(**problem.bounds.arguments, softcap=problem.softcap,
-                   sinks=sinks, alibi_slopes=slopes)
+                   sinks=sinks, alibi_slopes=slopes, config=config)
     options |= _places(inputs)
     if problem.kv == "varlen":
         return lambda q, k, v: attention_varlen(q[0], k[0], v[0], **options)[None]

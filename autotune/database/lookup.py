@@ -109,6 +109,8 @@ class Match:
         if not self.problem.flops:
             return f"{self.tier}: no query of {self.problem} sees a key, so there is nothing to compute and nothing to tune."
         record, expected = self.record, self.expected
+        if self.tier == "exact" and record is None:
+            return "exact, predicted: the caller chose this config, so nothing was looked up."
         if self.tier == "exact":
             text = f"exact, {self.evidence}: {_known(record, self.gpu)} {self.problem}{_doubt(self)}."
         elif self.tier == "default":

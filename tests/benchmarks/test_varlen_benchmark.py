@@ -43,8 +43,8 @@ def test_the_file_has_the_worst_of_the_draws(tmp_path, monkeypatch, with_fa3):
     monkeypatch.setattr(run, "measure_row", measure_row)
     monkeypatch.setattr(run, "release", lambda: None)
     monkeypatch.setattr(run, "versions", lambda peers: {"autotune": "0"})
-    monkeypatch.setattr(varlen, "detect", lambda: GPU)
-    monkeypatch.setattr(varlen, "conditions", dict)
+    monkeypatch.setattr(varlen._result, "detect", lambda: GPU)
+    monkeypatch.setattr("autotune.timing.conditions.conditions", dict)
     monkeypatch.setattr(type(varlen.PEERS["fa3"]), "missing", lambda peer: None if with_fa3 else "fa3 needs a library")
     path = tmp_path / "out.yaml"
     monkeypatch.setattr(sys, "argv", ["benchmarks/varlen.py", "--draws", "2", "--out", str(path)])

@@ -82,6 +82,7 @@ def test_a_given_config_runs(gpu):
     slow = "forward_simt num_warps=4 rows_per_warp=8 smem_bytes=16512 longest_first=true head_group=1"
     autotune.attention(q, k, v, config=slow)
     assert gpu.calls[-1]["kernel"] == "forward_simt" and autotune.explain(q, k, v, config=slow).kernel.name == "forward_simt"
+    assert "the caller chose this config" in str(autotune.explain(q, k, v, config=slow))
     for wrong in ("nonsense", slow.replace("num_warps=4", "num_warps=5"), slow.replace("16512", "16513")):
         with pytest.raises(AttentionError, match="config"):
             autotune.attention(q, k, v, config=wrong)

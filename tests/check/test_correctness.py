@@ -21,6 +21,7 @@ from autotune.check.strides import FORMS, unreadable
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import _result  # noqa: E402
 import correctness  # noqa: E402
 import cover  # noqa: E402
 import judge  # noqa: E402
@@ -129,7 +130,7 @@ BASE = "forward-fp16-b1-h2x2-q64-k64-d64"
 
 def main_with(monkeypatch, cases, *arguments, target="correctness_fakes:FakeJudge"):
     monkeypatch.setattr(sys, "argv", ["benchmarks/correctness.py", *arguments])
-    monkeypatch.setattr(correctness, "detect", lambda: H200)
+    monkeypatch.setattr(_result, "detect", lambda: H200)
     monkeypatch.setattr(correctness, "OnGpu", lambda: judge.OnGpu(target=target))
     monkeypatch.setattr(correctness, "cover", lambda gpu, seed: (cases, {"forward_simt": ["kv varlen"]}))
     monkeypatch.setattr("autotune.timing.conditions.conditions", lambda: {"driver": "none"})
@@ -207,10 +208,11 @@ def test_without_a_gpu_it_is_one_sentence(monkeypatch, capsys):
     def detect():
         raise GpuError("no GPU can be used: there is no driver")
 
+    monkeypatch.setattr(_result, "detect", detect)
     for script in (correctness, repeatability):
         monkeypatch.setattr(sys, "argv", ["x"])
-        monkeypatch.setattr(script, "detect", detect)
-        assert script.main() == 2
+        with pytest.raises(SystemExit, match="2"):
+            script.main()
         assert capsys.readouterr().err.startswith("no GPU can be used: there is no driver")
 
 

@@ -245,14 +245,15 @@ def fake_run(monkeypatch, rows: dict):
     """`bench.run` with a GPU part that knows its rows: problem -> Row, or an exception."""
     part = ModuleType("autotune.compare.run")
 
-    def measure_row(problem, peers, gpu):
+    def measure_row(problem, peers, gpu, config=None):
+        part.configs.append(config)
         result = rows[problem]
         if isinstance(result, Exception):
             raise result
         return result, []
 
     part.measure_row, part.release, part.get_ready = measure_row, lambda: None, lambda problems, peers: None
-    part.versions = lambda peers: {}
+    part.versions, part.configs = lambda peers: {}, []
     monkeypatch.setitem(sys.modules, "autotune.compare.run", part)
     monkeypatch.setattr("autotune.compare.run", part, raising=False)
     monkeypatch.setattr("autotune.timing.conditions.conditions", lambda: {})
@@ -268,6 +269,12 @@ def test_a_row_of_ours_that_fails_does_not_cost_the_others(monkeypatch):
     result = run()
     assert [r.problem for r in result.rows] == [CAUSAL] and result.failed == ((SHORT, "autotune", "no kernel fits"),)
     assert result.summary["worst"] == 2.0
+
+
+def test_a_config_can_be_given_for_a_problem(monkeypatch):
+    rows = {CAUSAL: row(CAUSAL, 1.0, sdpa_flash=2.0), SHORT: row(SHORT, 1.0, sdpa_flash=2.0)}
+    fake_run(monkeypatch, rows)(configs={SHORT: "a config"})
+    assert sys.modules["autotune.compare.run"].configs == [None, "a config"]
 
 
 def test_an_error_that_is_no_sentence_keeps_its_traceback_and_does_not_cost_the_others(monkeypatch, capsys):
