@@ -125,7 +125,8 @@ class Bounds(NamedTuple):
     @property
     def arguments(self) -> dict[str, object]:
         """What `attention` and its kin take for these."""
-        return {"causal": self.window_right == 0, "window": (self.window_left, self.window_right), "prefix": self.prefix}
+        numbers = {name: getattr(self, name) for name in NUMBERS if getattr(self, name)}
+        return {"causal": self.window_right == 0, "window": (self.window_left, self.window_right), **numbers}
 
     @property
     def tokens(self) -> list[str]:

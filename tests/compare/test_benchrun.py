@@ -75,8 +75,8 @@ def gpu(monkeypatch):
     monkeypatch.setattr(run, "_as_torch", lambda array, dtype: array)
     monkeypatch.setattr(run.cupy.cuda, "get_current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
 
-    def attention(q, k, v, *, causal, window, prefix, softcap, sinks, alibi_slopes, config):
-        assert (causal, window, prefix, softcap, alibi_slopes) == (True, (20, 0), 0, 0.0, None)
+    def attention(q, k, v, *, causal, window, softcap, sinks, alibi_slopes, config):
+        assert (causal, window, softcap, alibi_slopes) == (True, (20, 0), 0.0, None)
         state.config = config
         assert not (sinks.view(np.uint32) & 0xFFFF).any()  # bfloat16 values
         inputs = make_inputs(PROBLEM, "random", 0, np)
@@ -148,8 +148,8 @@ def test_decode_steps_are_called_with_their_cache_and_timed_beside_a_read(gpu, m
     wanted = make_inputs(problem, "random", 0, np)
     calls = []
 
-    def attention_with_kvcache(q, k, v, *, cache_seqlens, page_table, k_scale, v_scale, causal, window, prefix, softcap,
-                               sinks, alibi_slopes, config):
+    def attention_with_kvcache(q, k, v, *, cache_seqlens, page_table, k_scale, v_scale, causal, window, softcap, sinks,
+                               alibi_slopes, config):
         assert (cache_seqlens == 40).all() and (page_table == wanted.layout.table).all() and not causal and sinks is None
         assert (k_scale == wanted.k_scales).all() and (v_scale == wanted.v_scales).all()
         return exact(wanted)
@@ -173,7 +173,7 @@ def test_packed_sequences_are_called_with_where_they_begin(gpu, monkeypatch, sou
     starts = ["cu_seqlens_q"] + (["cu_seqlens_k"] if source == "varlen" else ["cache_seqlens", "page_table"])
     sizes = {"max_seqlen_q": 40, **({"max_seqlen_k": 60} if source == "varlen" else {})}
 
-    def call(q, k, v, *, causal, window, prefix, softcap, sinks, alibi_slopes, config, k_scale=None, v_scale=None, **places):
+    def call(q, k, v, *, causal, window, softcap, sinks, alibi_slopes, config, k_scale=None, v_scale=None, **places):
         assert q.shape == wanted.q.shape[1:] and k.ndim == (3 if source == "varlen" else 4) and causal and sinks is None
         assert set(places) == {*starts, *sizes} and {name: places[name] for name in sizes} == sizes
         assert (places["cu_seqlens_q"] == wanted.layout.query_starts).all()
