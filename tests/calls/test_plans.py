@@ -10,6 +10,7 @@ import pytest
 from fake_arrays import GPU, Tensor, fake_gpu, install, qkv, random  # noqa: F401 (a fixture)
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import drawn
 
 import autotune
 from autotune.calls import binding, plans
@@ -19,6 +20,7 @@ from autotune.kernels import KERNELS
 from autotune.kernels.forward.base import ForwardKernel
 from autotune.calls.plans import UntunedWarning
 from autotune.core.problem import Problem, ProblemError
+from autotune.models import serving
 
 
 @pytest.mark.filterwarnings("ignore::autotune.calls.plans.UntunedWarning")
@@ -51,7 +53,7 @@ FORWARD = [name for name, kernel in KERNELS.items() if isinstance(kernel, Forwar
 def test_what_a_warm_call_launches_is_the_kernels_plan_and_arguments(kernel, data, scale, sink_dtype):
     kernel, length, side = KERNELS[kernel], st.integers(0, 10**6), st.none() | st.integers(0, 10**9)
     like = Problem(heads_q=8, heads_kv=2, head_dim=64, window_left=data.draw(side), window_right=data.draw(side))
-    config = data.draw(st.sampled_from(kernel.space(like, GPU)))
+    config = drawn(kernel, like.static, GPU, data.draw(st.randoms()))
     sizes = data.draw(st.integers(0, 100)), data.draw(length), data.draw(length)
     problem = replace(like, batch=sizes[0], seqlen_q=sizes[1], seqlen_k=sizes[2])
     call = Call.of(problem, 0)
@@ -151,7 +153,8 @@ def test_under_capture_a_kernel_that_must_stand_in_is_named_before_it_is_loaded(
     assert [call["kernel"] for call in gpu.calls] == ["forward_wgmma", "forward_mma", "forward_mma"]
 
 
-def test_prepare_takes_problems_texts_and_models(gpu):
+def test_prepare_takes_problems_texts_and_models(gpu, monkeypatch):
+    monkeypatch.setattr(serving, "buckets", lambda longest: [16, 1024])  # of a model's lengths, two
     matches = autotune.prepare([Problem(seqlen_q=4, seqlen_k=4), "forward-fp16-b1-h1x1-q4-k4-d64"])
     assert [match.problem.text for match in matches] == ["forward-bf16-b1-h1x1-q4-k4-d128", "forward-fp16-b1-h1x1-q4-k4-d64"]
     assert len(gpu.modules) == 2

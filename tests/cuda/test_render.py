@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import drawn
 
 from autotune.core.gpu import by_name
 from autotune.kernels import KERNELS, candidates
@@ -83,7 +84,7 @@ def test_every_legal_config_renders_the_same_twice(data):
     head_dim = data.draw(st.sampled_from([16, 40, 64, 96, 128, 192, 256]))
     problem = Problem.parse(f"forward-bf16-b1-h8x2-q300-k300-d{head_dim}{mask}{scores}")
     kernel = data.draw(st.sampled_from(candidates(problem, H200)))
-    config = data.draw(st.sampled_from(kernel.space(problem, H200)))
+    config = drawn(kernel, problem.static, H200, data.draw(st.randoms()))
     source = render(problem.static, config, kernel.target(H200))
     assert source == render(problem.static, config, kernel.target(H200))
     for type_, constant, value in kernel.constants(problem.static, config):
