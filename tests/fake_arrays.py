@@ -159,6 +159,11 @@ class FakeGpu(FakeCuda):
             attends = {"lengths": fake_decode.attend, "cache_seqlens": fake_decode.attend_pages, "cu_seqlens_k": _attend_packed}
             next((attend for name, attend in attends.items() if name in params), _attend)(params, *self.compute)
 
+    def stream_id(self, handle, number_at):
+        """Stands for cuStreamGetId."""
+        number_at._obj.value = self.stream_ids.get(handle.value, handle.value)
+        return 0
+
     compute = None  # (dtype name, head_dim, head_dim_v), which the real kernel has compiled in
 
 
@@ -306,6 +311,8 @@ def install(monkeypatch):
     monkeypatch.setattr(launch, "_loaded", {})
     fake.runtime = FakeRuntime()
     monkeypatch.setattr(counters, "_exchange", lambda: lambda mode: 0)
+    fake.stream_ids = {}  # of handles that are another stream's by now
+    monkeypatch.setattr(counters, "_id_of", lambda: fake.stream_id)
     monkeypatch.setattr(streams, "_cuda", lambda: (fake.runtime.on_device, fake.runtime))
     monkeypatch.setattr(tensormap, "_encoder", lambda: encode_map)
     monkeypatch.setattr(attributes, "_driver_launch", lambda: fake.launchKernelEx)

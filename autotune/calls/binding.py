@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ast
 import struct
-from typing import Callable, Mapping, NamedTuple
+from functools import lru_cache, partial
+from typing import Callable, Container, Mapping, NamedTuple
 
 from ..core.config import Config, Value
 from ..core.problem import Problem
 from ..device.tensormap import encode as encode_map
 from ..kernels import kernel_of
-from ..kernels.base import Map, params_format
+from ..kernels.base import Map, Resized, params_format
 from .call import Call
 
 FUNCTIONS = {"min": min, "max": max}  # that a field's expression may call
@@ -23,47 +24,71 @@ VALUES = ("v", "out", "dout", "dv")  # tensors whose rows have head_dim_v column
 
 
 class Binding(NamedTuple):
-    """`sized(call)` gives the grid of each step, and says in `call` what must be lent; when that has been lent, `fields(call)` gives
-    the fields of Params, for `packer`. Raises `tensormap.Unmappable` for arrays that the kernel's maps cannot describe."""
+    """`sized(call)` gives the grid of each step, and says in `call` what must be lent; when that has been lent,
+    `pack(call, buffer)` puts the fields of Params there, as `packer` has them. It raises `tensormap.Unmappable` for arrays that
+    the kernel's maps cannot describe."""
 
     sized: Callable[[Call], tuple[int, ...]]
-    fields: Callable[[Call], tuple]
+    pack: Callable[[Call, bytearray], None]
     packer: struct.Struct
 
 
-def bind(problem: Problem, config: Config, blocks: Callable[[int], int], encode: Callable = encode_map) -> Binding:
+def bind(problem: Problem, config: Config, blocks: Callable[[int], int], encode: Callable = encode_map,
+         resized: Resized | None = None) -> Binding:
     """The binding of `config` for problems like `problem` but for their batch and lengths. `blocks` gives how many blocks are
-    launched of a step that allows some for each SM; `encode` makes tensor maps."""
+    launched of a step that allows some for each SM; `encode` makes tensor maps; `resized` chooses what of the config follows from
+    sizes, which without it is what the config has."""
     kernel = kernel_of(config)
     first, *others = [step.blocks_per_sm for step in kernel.plan(problem, config)]
     assert not any(others), f"{kernel.name}: only the blocks of the first step may draw"
-    sized = kernel.bind(problem, config)
+    sized = kernel.bind(problem, config, resized)
     if first:
         sized = _drawing(sized, blocks(first), problem.packed)
     fields = kernel.params(problem.static, config)
-    known = kernel.known(problem, config)
+    packer = struct.Struct(params_format(fields))
+    texts = [field.of or field.name for field in fields if field.type != "TensorMap"]
     maps = kernel.maps(problem, config)
-    texts = [_map_text(n, shape, problem) for n, shape in enumerate(maps)]
-    texts += [field.of or field.name for field in fields if field.type != "TensorMap"]
-    scope = {"encode": encode, "dtype": problem.dtype, **{f"map{n}": shape for n, shape in enumerate(maps)}}
-    return Binding(sized, reader(texts, known, scope), struct.Struct(params_format(fields)))
+    scope = {**FUNCTIONS, "pack_into": packer.pack_into, "encode": encode, "dtype": problem.dtype,
+             **{f"box{n}": shape for n, shape in enumerate(maps)}}
+    map_texts = [_map_text(n, shape, problem) for n, shape in enumerate(maps)]
+    return Binding(sized, packing(texts, map_texts, kernel.known(problem, config), scope, encode is encode_map), packer)
 
 
-def reader(texts: list[str], known: Mapping[str, Value], scope: Mapping[str, object]) -> Callable[[Call], tuple]:
-    """A function of a call that gives the values of these expressions. Names that are not `known`, nor in `scope`, are fields of the
-    call."""
-    names = _Names(known, {**FUNCTIONS, **scope})
-    values = [ast.unparse(names.visit(ast.parse(text, mode="eval").body)) for text in texts]
-    loads = "".join(f"    {name} = call.{name}\n" for name in names.used)  # once each: maps and pointers name the same ones
+def packing(texts: list[str], maps: list[str], known: Mapping[str, Value], scope: dict[str, object], kept: bool) -> Callable:
+    """`Binding.pack`: it calls `pack_into` of `scope` with the values of `maps`, which are `kept` for calls of which nothing
+    that they name has changed, and then of `texts`. Names that are not `known`, nor in `scope`, are fields of the call."""
+    trees, map_trees = ([ast.parse(text, mode="eval").body for text in each] for each in (texts, maps))
+    values = [ast.unparse(_Fields(known, scope).visit(tree)) for tree in trees]
+    lines = []
+    if maps:
+        names = (node.id for tree in map_trees for node in ast.walk(tree) if isinstance(node, ast.Name))
+        fields = [name for name in dict.fromkeys(names) if name not in known and name not in scope]
+        encoded = ", ".join(ast.unparse(_Fields(known, {*scope, *fields}).visit(tree)) for tree in map_trees)
+        make = _function("encoded", f"def encoded({', '.join(fields)}): return {encoded},", scope)
+        scope = {**scope, "maps": partial(_kept, make) if kept else make}
+        at = [f"map{n}" for n in range(len(maps))]
+        lines, values = [f"    {', '.join(at)}, = maps({', '.join(f'call.{name}' for name in fields)})"], at + values
+    lines = ["def pack(call, buffer):", *lines, f"    pack_into(buffer, 0, {', '.join(values)})"]
+    return _function("pack", "\n".join(lines), scope)
+
+
+def _function(name: str, source: str, scope: Mapping[str, object]) -> Callable:
     made: dict[str, Callable] = {}
-    exec(f"def fields(call):\n{loads}    return ({', '.join(values)},)", {"__builtins__": {}, **FUNCTIONS, **scope}, made)
-    return made["fields"]
+    exec(source, {"__builtins__": {}, **scope}, made)
+    return made[name]
 
 
-class _Names(ast.NodeTransformer):
-    def __init__(self, known, scope):
+@lru_cache(maxsize=4096)
+def _kept(make: Callable, *arguments) -> tuple[bytes, ...]:
+    """The maps of a launch: 0.5 us for all that were there before, where one by one they take 1.8."""
+    return make(*arguments)
+
+
+class _Fields(ast.NodeTransformer):
+    """Puts in what is known, and names outside of `scope` as fields of the call."""
+
+    def __init__(self, known: Mapping[str, Value], scope: Container[str]):
         self.known, self.scope = known, scope
-        self.used: dict[str, None] = {}  # fields of the call, in order
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id in self.known:
@@ -71,8 +96,7 @@ class _Names(ast.NodeTransformer):
         if node.id in self.scope:
             return node
         assert node.id in Call.__slots__, f"a field of Params is to come from {node.id}, which no call has"
-        self.used[node.id] = None
-        return node
+        return ast.Attribute(ast.Name("call"), node.id)
 
 
 def _map_text(n: int, shape: Map, problem: Problem) -> str:
@@ -84,12 +108,12 @@ def _map_text(n: int, shape: Map, problem: Problem) -> str:
     if of_keys and problem.page_size:
         rows, entries = "page_size", "pages"
     strides = ", ".join(f"{tensor}_{axis}_stride" for axis in ("batch", "row", "head"))
-    return f"encode(map{n}, dtype, {tensor}, {columns}, {rows}, {heads}, {entries}, {strides})"
+    return f"encode(box{n}, dtype, {tensor}, {columns}, {rows}, {heads}, {entries}, {strides})"
 
 
 def _drawing(sized: Callable, most: int, always: bool) -> Callable:
-    """The same with at most `most` blocks of the first step, which draw what is beyond that from a counter: `always`, or only where
-    there is more."""
+    """The same with at most `most` blocks of the first step, which draw what is beyond that from a counter: `always`, or only
+    where there is more."""
 
     def drawing(call):
         grids = sized(call)

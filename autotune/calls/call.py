@@ -33,7 +33,7 @@ class Call:
         *SHAPE, "bounds", "softcap", "longest_q", "longest_k", "config",
         # sizes and numbers
         "seqlen_q", "seqlen_k", "scale", "sink_dtype", "k_scale", "v_scale", "k_scale_stride", "v_scale_stride",
-        "pages", "min_queries", "uniform", "num_splits",
+        "pages", "min_queries", "uniform", "num_splits", "pieces",
         # addresses
         "q", "k", "v", "out", "lse", "sinks", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "cache_seqlens", "page_table",
         "k_scales", "v_scales", "dout", "dq", "dk", "dv", "dlse", "dsinks",
@@ -42,7 +42,7 @@ class Call:
         "alibi_batch_stride", "lse_batch_stride", "lse_head_stride", "page_table_stride",
         # what a launch needs, set by `Plan.run` and `Kernel.bind`, and the addresses of what it is lent
         "lent", "counters", "cluster", "workspace", "partial_o", "partial_statistics", "stats", "sink_sums", "dq_sums", "tickets",
-        "keep",  # arrays that must live until the launch has been enqueued
+        "keep", "keep_tickets",  # arrays that must live until the launch has been enqueued
     )
 
     def key(self) -> tuple:

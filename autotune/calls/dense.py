@@ -183,7 +183,7 @@ def prepare(problems, gpu: Gpu | str | int | None = None) -> list[Match]:
         for match in distinct.values():
             plans.make(match.problem, device)
         return matches
-    return [plans.make(problem, device).match for problem in wanted]
+    return [plans.make(problem, device).match.at(problem) for problem in wanted]
 
 
 def source(problem: Problem | str, config: kernels.Config | str | None = None, gpu: Gpu | str | None = None) -> str:

@@ -16,15 +16,16 @@ from .call import Call
 
 
 def lend(call: Call, beside: bool) -> None:
-    """Gives `call` the workspaces and counters that its launch needs, from its arrays' library. They may be used again once the call
-    has returned, by later work on the stream."""
+    """Gives `call` the workspaces and counters that its launch needs, from its arrays' library. They may be used again once the
+    call has returned, by later work on the stream."""
     library, capturing = call.library, is_capturing(call.stream)
     if call.lent:
         space = library.workspace(call.like, sum([floats + -floats % 4 for _, floats in call.lent]), capturing)
         place(call, library.pointer(space))
         call.keep = space
     if call.counters:
-        call.tickets, keep = counters.take(library, call.like, call.device, call.stream, call.counters, capturing, beside)
+        call.tickets, call.keep_tickets = counters.take(library, call.like, call.device, call.stream, call.counters, capturing,
+                                                        beside)
 
 
 def place(call: Call, address: int) -> None:
@@ -35,55 +36,63 @@ def place(call: Call, address: int) -> None:
 
 
 class Plan:
-    """See the module. `match` says why this config; `calls` counts launches, for `stats`; `unmapped` is what runs instead for arrays
-    that the kernel's tensor maps cannot describe."""
+    """See the module. `match` says why this config; `calls` counts launches, for `stats`; `unmapped` is what runs instead for
+    arrays that the kernel's tensor maps cannot describe. With `resize`, what of the config follows from sizes is chosen for those
+    of each call, else it is what the config has."""
 
-    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_sized", "_fields", "_packer", "_launches", "_waiting")
+    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_sized", "_pack", "_launches", "_waiting")
 
-    def __init__(self, match, loaded: launch.Loaded):
+    def __init__(self, match, loaded: launch.Loaded, resize: bool = False):
         problem, config = match.problem, match.config
         self.match, self.kernel = match, kernel_of(config)
         self.scale = problem.head_dim**-0.5
         self.aligned = self.kernel.aligned
         self.calls = 0
         self.unmapped: Plan | None = None
-        self._sized, self._fields, self._packer = bind(problem, config, lambda each: each * match.gpu.sms)
+        resized = self.kernel.resized(problem, config, match.gpu) if resize else None
+        self._sized, self._pack, _ = bind(problem, config, lambda each: each * match.gpu.sms, resized=resized)
         first, *rest = self.kernel.plan(problem, config)
-        later = [loaded.bound(step).launch for step in rest]
-        self._launches = {size: (loaded.bound(first._replace(cluster=size)).launch, *later)
+        later = [loaded.bound(step).enqueue for step in rest]
+        self._launches = {size: (loaded.bound(first._replace(cluster=size)).enqueue, *later)
                           for size in range(1, self.kernel.most_cluster(config) + 1)}
         # Of two launches that begin together, the later one waits for SMs: it must not come into place while what ran before them
-        # still runs.
-        self._waiting = (loaded.bound(first._replace(dependent=False)).launch, *later)
+        # still runs. Sequences of a mixed batch have lengths that only the device knows, so no cluster merges their splits.
+        self._waiting = (loaded.bound(first._replace(dependent=False, cluster=1)).enqueue, *later)
 
     def run(self, call: Call, lend: Callable[[Call, bool], None] = lend, alone: bool = True) -> None:
         """Launches on the call's stream; not `alone`: after another launch that begins with it. Raises `tensormap.Unmappable` for
         arrays that this plan's kernel cannot take in place; `plans.without_maps` has the plan that can."""
-        grids, fields = self._ready(call, lend, False)
-        self._launch(self._launches[call.cluster] if alone else self._waiting, grids, call.stream, fields)
+        grids, params = self._ready(call, lend, False)
+        self._launch(self._launches[call.cluster] if alone else self._waiting, grids, call.stream, params)
 
     def _ready(self, call: Call, lend: Callable[[Call, bool], None], beside: bool) -> tuple:
-        """(grids, fields of Params): all that a launch needs to be done on the call's own stream has been enqueued."""
+        """(grids, Params): all that a launch needs to be done on the call's own stream has been enqueued."""
         call.lent, call.counters, call.cluster, call.tickets = (), 0, 1, 0
         grids = self._sized(call)
         if call.lent or call.counters:
             lend(call, beside)
-        return grids, self._fields(call)
+        try:
+            params = launch.free.pop()
+        except IndexError:
+            params = launch.Params()
+        self._pack(call, params.buffer)
+        return grids, params
 
-    def _launch(self, launches: tuple, grids: tuple, stream: int, fields: tuple) -> None:
-        for launch_step, grid in zip(launches, grids):
+    def _launch(self, launches: tuple, grids: tuple, stream: int, params: launch.Params) -> None:
+        for enqueue, grid in zip(launches, grids):
             if grid:
-                launch_step(grid, stream, self._packer, fields)
+                enqueue(grid, stream, params.address)
+        launch.free.append(params)
         self.calls += 1
 
     def run_beside(self, call: Call, other: Plan, twin: Call) -> None:
-        """Launches `other` for the twin and this plan for the call, to run at the same time: `other` on a stream beside the call's,
-        first, so that this one's blocks fill the SMs that its last blocks leave idle. Raises as `run` does, before anything is
-        launched."""
-        grids, fields = other._ready(twin, lend, True)
+        """Launches `other` for the twin and this plan for the call, to run at the same time: `other` on a stream beside the
+        call's, first, so that this one's blocks fill the SMs that its last blocks leave idle. Raises as `run` does, before
+        anything is launched."""
+        grids, params = other._ready(twin, lend, True)
         beside = streams.fork(call.device, call.stream)
         try:
-            other._launch(other._launches[1], grids, beside.stream, fields)
+            other._launch(other._launches[1], grids, beside.stream, params)
             self.run(call, alone=False)
         finally:
             beside.join()

@@ -61,8 +61,8 @@ def make(problem: Problem, device: int, capturing: bool = False, config: Config 
         plan = _plans.get(key)
         if plan is None:
             gpu = detect(device)
-            match = match_for(problem, gpu) if config is None else match_of(problem, config, gpu)
-            plan = Plan(*_load(match, device, capturing))
+            match = match_for(problem.bucketed(), gpu) if config is None else match_of(problem, config, gpu)
+            plan = Plan(*_load(match, device, capturing), resize=config is None)
             if config is None:
                 _tell(plan.match)
             while len(_plans) >= MAX_PLANS:

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.why:
         from ..database.why import lines
 
-        rows += lines(match)
+        rows += lines(match, problem)
     for name, value in rows:
         print(f"{name:<9}{value}")
     return 0

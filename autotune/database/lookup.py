@@ -1,8 +1,9 @@
 """From a problem to the config that is fastest here as far as is known: `lookup`, which answers with a `Match` that says how good
 the answer is.
 
-The answer is a function of the problem's bucket, so that growing lengths stay warm: a warm lookup is one dict access on a
-tuple of plain values, and reads no file. Cold, a record of the bucket serves if there is one. Else every config of which
+Which config answers is a function of the problem's bucket, so that growing lengths stay warm; what of it follows from sizes is
+chosen for those of the problem. A warm lookup is one dict access on a tuple of plain values, and reads no file. Cold, a record of
+the bucket serves if there is one. Else every config of which
 something was measured for this static part, with what follows from sizes chosen for these, is compared by the time to expect
 (`expect`), beside the default.
 """
@@ -64,6 +65,13 @@ class Match:
     bound: float = 1.0
     source: str = ""
     expected: Expectation | None = None
+
+    def at(self, problem: Problem) -> Match:
+        """This match for a problem of its bucket: what of the config follows from sizes is what suits those of `problem`."""
+        kernel = KERNELS[self.config.kernel]
+        values = kernel.resized(self.problem, self.config, self.gpu)(problem.batch, problem.seqlen_q, problem.seqlen_k)
+        config = kernel.with_sized(self.problem.static, self.config, values)
+        return self if config == self.config else replace(self, config=config)
 
     @property
     def tune_command(self) -> str:
@@ -159,31 +167,18 @@ _TABLES: dict[int, _Table] = {}  # by id of the Gpu, which its table keeps alive
 def lookup(problem: Problem | str, gpu: Gpu | str | None = None) -> Match:
     """The best config known for `problem` on `gpu` (a name from the catalogue will do; None: the GPU at device 0).
 
-    The same for every problem of a bucket. Reads the database on the first call for a GPU, and never again until `refresh`.
-    Raises `NoKernelError` if no kernel can serve the problem, `GpuError` if there is no GPU and none is named or known, and
-    `ProblemError` if `problem` is text that names none.
+    The same for every problem of a bucket, but for launch parameters that follow from sizes. Reads the database on the first call
+    for a GPU, and never again until `refresh`. Raises `NoKernelError` if no kernel can serve the problem, `GpuError` if there is
+    no GPU and none is named or known, and `ProblemError` if `problem` is text that names none.
     """
     if gpu is None:
         gpu = detect()
-    table = _TABLES.get(id(gpu))
     try:
-        bounds, length_q, length_k = problem.bucket_bounds, problem.seqlen_q, problem.seqlen_k
+        return _TABLES[id(gpu)].matches[problem.values]
     except AttributeError:
         return lookup(Problem.parse(problem), gpu)
-    batch = problem.batch
-    if batch > 1:  # Problem.bucketed; written out because a call costs as much as the arithmetic
-        batch = 1 << (batch - 1).bit_length()
-    if length_q > 16:
-        shift = (length_q - 1).bit_length() - 4
-        length_q = ((length_q - 1 >> shift) + 1) << shift
-    if length_k > 16:
-        shift = (length_k - 1).bit_length() - 4
-        length_k = ((length_k - 1 >> shift) + 1) << shift
-    key = problem.unsized, bounds, batch, length_q, length_k
-    try:
-        return table.matches[key]
-    except (AttributeError, KeyError):
-        return _cold(key, problem, gpu)
+    except KeyError:
+        return _cold(problem, gpu)
 
 
 def ranking(problem: Problem, gpu: Gpu) -> list[Expectation]:
@@ -205,12 +200,14 @@ def _table(gpu: Gpu) -> _Table:
     return table
 
 
-def _cold(key: tuple, problem: Problem, gpu: Gpu | str) -> Match:
+def _cold(problem: Problem | str, gpu: Gpu | str) -> Match:
+    if not isinstance(problem, Problem):
+        return lookup(Problem.parse(problem), gpu)
     if not isinstance(gpu, Gpu):
         return lookup(problem, resolve(gpu))
     table = _table(gpu)
     try:
-        match = table.best(problem.simplified().bucketed())
+        match = table.of_bucket(problem.simplified().bucketed()).at(problem)
     except NoKernelError:
         try:
             default_config(problem.simplified(), gpu)
@@ -219,7 +216,7 @@ def _cold(key: tuple, problem: Problem, gpu: Gpu | str) -> Match:
         raise
     if len(table.matches) >= MAX_MATCHES:
         table.matches.clear()
-    table.matches[key] = match
+    table.matches[problem.values] = match
     return match
 
 
@@ -231,7 +228,8 @@ class _Table:
 
     def __init__(self, gpu: Gpu):
         self.gpu = gpu
-        self.matches: dict[tuple, Match] = {}
+        self.matches: dict[tuple, Match] = {}  # by exact sizes
+        self._of_buckets: dict[Problem, Match] = {}
         self._known: dict = {}  # by static part in bf16
 
     def known(self, problem: Problem) -> Known:
@@ -243,6 +241,15 @@ class _Table:
                 _log.warning("%d part(s) of the tuning database cannot be used; `autotune db check` says which and why. "
                              "The first: %s", len(known.complaints), known.complaints[0])
         return self._known[static]
+
+    def of_bucket(self, problem: Problem) -> Match:
+        """`best`, kept for other problems of the bucket that `problem` represents."""
+        match = self._of_buckets.get(problem)
+        if match is None:
+            if len(self._of_buckets) >= MAX_MATCHES:
+                self._of_buckets.clear()
+            match = self._of_buckets[problem] = self.best(problem)
+        return match
 
     def best(self, problem: Problem) -> Match:
         """The best match for `problem`, which is simplified and bucketed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..core.problem import Problem
 from ..kernels import KERNELS, kernel_of
 from .expect import Expectation
 from .lookup import Match, ranking
@@ -34,17 +35,17 @@ def passed_over(match: Match) -> dict[str, str]:
     return reasons
 
 
-def _cuts(match: Match) -> list[str]:
+def _cuts(match: Match, problem: Problem) -> list[str]:
     """How a decode kernel cuts the keys of sequences whose lengths the device has, and of full ones side by side."""
-    kernel, problem = kernel_of(match.config), match.problem
+    kernel = kernel_of(match.config)
     full, others = (str(kernel.launches(problem, match.config, uniform)) for uniform in (True, False))
     if problem.kv == "paged" or problem.packed:
         return [others]
     return [f"full sequences: {full}", f"with cache_seqlens: {others}"]
 
 
-def lines(match: Match) -> list[tuple[str, str]]:
-    """(name, text) for each thing to know about `match`, most telling first."""
+def lines(match: Match, problem: Problem) -> list[tuple[str, str]]:
+    """(name, text) for each thing to know about `match`, what lookup says of `problem`, most telling first."""
     evidence = EVIDENCE[match.evidence]
     if match.evidence == "measured" and (match.source or match.record.problem.static == match.problem.static):
         evidence += ", and the config compiles to the same machine code today"
@@ -54,8 +55,9 @@ def lines(match: Match) -> list[tuple[str, str]]:
     rows.append(("slowdown", f"{match.promise} above a config tuned for this problem is to be expected"))
     rows += [("refused", f"{name}: {reason}") for name, reason in passed_over(match).items()]
     if match.problem.op == "decode":
-        rows += [("splits", text) for text in _cuts(match)]
-    others = [other for other in ranking(match.problem, match.gpu) if other.config != match.config]
+        rows += [("splits", text) for text in _cuts(match, problem)]
+    family = kernel_of(match.config).family(match.config)
+    others = [other for other in ranking(match.problem, match.gpu) if kernel_of(other.config).family(other.config) != family]
     rows += [("next", f"{_expected(other)}: {other.config}") for other in others[:SHOWN]]
     return rows
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from functools import lru_cache
 
 PER_THREAD = 2  # the handle of a thread's own default stream
+
+_of_thread, _threads = threading.local(), itertools.count()
 
 
 @lru_cache(maxsize=1)
@@ -29,5 +32,12 @@ def is_capturing(stream: int) -> bool:
 
 
 def stream_key(stream: int):
-    """What names the stream of this handle in this process: each thread has a default stream of its own, with one handle."""
-    return (stream, threading.get_ident()) if stream == PER_THREAD else stream
+    """What names the stream of this handle among those that there are: each thread has a default stream of its own, with one
+    handle. A stream that comes after one that was destroyed may have its handle."""
+    if stream != PER_THREAD:
+        return stream
+    try:
+        return stream, _of_thread.number
+    except AttributeError:
+        _of_thread.number = next(_threads)  # get_ident of a thread that has ended is given to another one
+        return stream, _of_thread.number

@@ -1,10 +1,8 @@
 """Load a `Binary` on a device and launch its entries, on CuPy's driver handle and whatever stream the caller names.
 
     loaded = load(binary, device=0)
-    fields, packer, idle, _ = binding.bind(problem, config, sms)
-    grids, values, draws = fields(...)  # and what is lent, if anything: see binding
-    for step, grid in zip(kernel.plan(problem, config), grids):
-        loaded.bound(step).launch(grid, stream, packer, values)
+    for step in kernel.plan(problem, config):
+        loaded.bound(step).launch(step.grid, stream, packer, fields)
 
 A module is loaded once for each device and never unloaded by itself: a captured CUDA graph may hold its functions.
 Measured cost of CuPy's own RawKernel call with 8 arguments is 6.0 us; one packed struct avoids most of it.
@@ -26,7 +24,7 @@ NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # a CUfunction_attribute, which CuPy doe
 
 _lock = threading.RLock()
 _loaded: dict[tuple[str, int], Loaded] = {}
-_slots: list[_Slot] = []  # free parameter buffers; list.pop and list.append are atomic
+free: list[Params] = []  # that no launch packs or reads; list.pop and list.append are atomic
 
 
 class LaunchError(RuntimeError):
@@ -37,8 +35,9 @@ class LaunchError(RuntimeError):
         self.status = status
 
 
-class _Slot:
-    """One buffer for a packed Params struct and the array of one pointer to it that cuLaunchKernel reads."""
+class Params:
+    """One buffer for a packed Params struct, at most `PARAMS_LIMIT_BYTES`, and the array of one pointer to it that cuLaunchKernel
+    reads. Whoever takes one from `free`, or makes one, puts it there when its launches have been enqueued."""
 
     __slots__ = ("buffer", "address", "_keep")
 
@@ -61,31 +60,33 @@ class Bound:
 
     def launch(self, grid: int, stream: int, packer: struct.Struct, fields) -> None:
         """Launches `grid` blocks on `stream` (a cudaStream_t as int; 0 is the legacy default stream) with `fields` packed as
-        `packer` says, at most `PARAMS_LIMIT_BYTES`. Asynchronous.
+        `packer` says. Asynchronous. Raises `LaunchError`."""
+        try:
+            params = free.pop()
+        except IndexError:
+            params = Params()
+        packer.pack_into(params.buffer, 0, *fields)
+        self.enqueue(grid, stream, params.address)
+        free.append(params)
+
+    def enqueue(self, grid: int, stream: int, address: int) -> None:
+        """The same with `Params` that are packed, by their `address`: the driver copies them before it returns.
 
         The kernel's context is made current for the call, so the caller's current device does not matter.
-        The driver copies the parameters before it returns. Raises `LaunchError`.
         """
         try:
-            slot = _slots.pop()
-        except IndexError:
-            slot = _Slot()
-        try:
-            packer.pack_into(slot.buffer, 0, *fields)
             previous = self._current()
             if previous == self.context:
-                self._launch(self.handle, grid, 1, 1, self.block, 1, 1, self.smem_bytes, stream, slot.address, 0)
+                self._launch(self.handle, grid, 1, 1, self.block, 1, 1, self.smem_bytes, stream, address, 0)
                 return
             self._set_current(self.context)
             try:
-                self._launch(self.handle, grid, 1, 1, self.block, 1, 1, self.smem_bytes, stream, slot.address, 0)
+                self._launch(self.handle, grid, 1, 1, self.block, 1, 1, self.smem_bytes, stream, address, 0)
             finally:
                 self._set_current(previous)
         except RuntimeError as error:  # CUDADriverError, or CuPy's RuntimeError if libcuda cannot be loaded
             raise LaunchError(f"launch of {self.entry} with {grid} blocks of {self.block} threads and {self.smem_bytes} bytes "
                               f"of shared memory failed: {error}", getattr(error, "status", 0)) from error
-        finally:
-            _slots.append(slot)
 
 
 class Loaded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Callable, Iterator, Mapping, NamedTuple, Protocol
 
@@ -13,6 +14,7 @@ from .fields import (LEAST_ALIBI_SCALE, LOG2E, MAX_FLOAT, Field, bounded, mask_f
                      params_format, reciprocal)
 
 WARP_SIZE = 32
+RECENT_SIZES = 1024  # exact sizes of calls of which a plan keeps how they are launched
 
 
 def resident_blocks(gpu: Gpu, threads: int, registers: int, smem_bytes: int) -> int:
@@ -61,6 +63,8 @@ class Sized(Protocol):
 
 
 Sizer = Callable[[Sized], "tuple[int, ...]"]  # gives the grid of each step of the plan, 0 for one that is not needed
+# Values of launch parameters that follow from sizes: of (batch, seqlen_q, seqlen_k), lengths of a sequence.
+Resized = Callable[[int, int, int], "dict[str, Value]"]
 Rule = Callable[[Static, Mapping[str, Value], Gpu], "str | None"]
 
 
@@ -133,22 +137,24 @@ class Kernel:
         """Whether its default comes before those of kernels that follow it in the order."""
         return True
 
-    def fitted(self, problem: Problem, config: Config, gpu: Gpu) -> Config:
-        """`config` with those launch parameters that follow from sizes chosen for the sizes of `problem`."""
-        return config
+    def suited(self, problem: Problem, config: Config, gpu: Gpu) -> dict[str, Value]:
+        """Values of `sized` that suit the sizes of `problem`: nothing if `config` has none that matters."""
+        return {}
 
     def plan(self, problem: Problem, config: Config) -> list[Step]:
         """The launches that compute `problem`, in order."""
         raise NotImplementedError
 
-    def bind(self, problem: Problem, config: Config) -> Sizer:
-        """What sizes a launch of `config`, for problems like `problem` but for batch and lengths. A warm call runs it: 0.3 us, where
-        a Problem of new sizes and its plan take 2 even without validation."""
+    def bind(self, problem: Problem, config: Config, resized: Resized | None = None) -> Sizer:
+        """What sizes a launch of `config`, for problems like `problem` but for batch and lengths. A warm call runs it: 0.3 us,
+        where a Problem of new sizes and its plan take 2 even without validation. Of `sized` it has what `resized` gives for the
+        sizes of the call, without that what `config` has, and puts it in the call under its name."""
         raise NotImplementedError
 
     def known(self, problem: Problem, config: Config) -> dict[str, Value]:
         """What fields of Params may name besides those of a call: the same for every problem of a plan."""
-        values = {parameter.name: int(config[parameter.name]) for parameter in self.parameters if parameter.kind == "launch"}
+        values = {parameter.name: int(config[parameter.name]) for parameter in self.parameters
+                  if parameter.kind == "launch" and parameter.name not in self.sized}
         page = reciprocal(problem.page_size) if problem.page_size else (0, 0)
         return {**values, "heads_q": problem.heads_q, "heads_kv": problem.heads_kv, "group": problem.group,
                 "window_left": bounded(problem.window_left), "window_right": bounded(problem.window_right),
@@ -181,6 +187,32 @@ class Kernel:
         raise NotImplementedError
 
     # What follows is the same for every kernel.
+
+    def fitted(self, problem: Problem, config: Config, gpu: Gpu) -> Config:
+        """`config` with those launch parameters that follow from sizes chosen for the sizes of `problem`."""
+        return self.with_sized(problem.static, config, self.suited(problem, config, gpu))
+
+    def with_sized(self, static: Static, config: Config, values: Mapping[str, Value]) -> Config:
+        """`config` with these values of `sized`."""
+        return self.config(static, {**config.values, **values}) if values else config
+
+    def resized(self, known: Problem, config: Config, gpu: Gpu) -> Resized:
+        """What of `sized` a config that was chosen for `known` should have for other sizes: what suits those, times how much more
+        or less than what suits `known` the config has."""
+        there = self.suited(known, config, gpu)
+
+        def values(batch: int, seqlen_q: int, seqlen_k: int) -> dict[str, Value]:
+            sizes = {"batch": batch, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+            here = self.suited(replace(known, **sizes), config, gpu) if there else {}
+            return {name: value if config[name] == there[name] else self.nearest(name, value * config[name] / there[name], config)
+                    for name, value in here.items()}
+
+        return values
+
+    def nearest(self, name: str, wanted: float, config: Config) -> int:
+        """The value nearest to `wanted` that a parameter may have beside the compile parameters of `config`."""
+        values = next(parameter for parameter in self.parameters if parameter.name == name).values_beside(config.values)
+        return min(values, key=lambda value: abs(value - wanted))
 
     def account_us(self, problem: Problem, config: Config, gpu: Gpu) -> float:
         """`estimate_us` before compiling: with as many registers as a thread can have at most."""

@@ -31,7 +31,7 @@ def arguments(problem: Problem, config: Config, given, results, lse: np.ndarray 
 
     call = call_of(problem, *parts_of(problem, given, results, lse), address)
     call.lent, call.counters, call.cluster, call.tickets = (), 0, 1, 0
-    sized, fields, packer = bind(problem, config, lambda _: RESIDENT_BLOCKS, encode)
+    sized, pack, packer = bind(problem, config, lambda _: RESIDENT_BLOCKS, encode)
     grids = sized(call)
     for name, floats in call.lent:
         # Whole multiples of 16 bytes, as the workspaces of a call are.
@@ -40,7 +40,9 @@ def arguments(problem: Problem, config: Config, given, results, lse: np.ndarray 
     if call.counters:
         memory.add("tickets", np.zeros(call.counters, np.uint32), writable=True)
         call.tickets = memory.address["tickets"]
+    params = bytearray(packer.size)
+    pack(call, params)
     steps = kernel_of(config).plan(problem, config)
     clusters = (call.cluster, *(step.cluster for step in steps[1:]))
     return [step._replace(grid=grid, cluster=cluster) for step, grid, cluster in zip(steps, grids, clusters) if grid], \
-        packer.pack(*fields(call))
+        bytes(params)

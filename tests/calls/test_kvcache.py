@@ -130,6 +130,20 @@ def test_a_mixed_batch_is_two_launches_that_share_it(gpu, text, counts, known):
     assert [plan.match.problem.text for plan in plans._plans.values()] == again  # both were found
 
 
+def test_a_mixed_batch_is_launched_without_clusters(gpu):
+    """A config whose clusters merge the splits of full sequences: lengths of a mixed batch are on the device, so the host cuts
+    nothing, and the grid need not be a multiple of anything."""
+    kernel, problem = KERNELS["decode_mma"], Problem.parse("decode-bf16-b3-h8x2-q2-k2000-d64-causal-packed")
+    config = kernel.config(problem.static, {**kernel.default(problem, plans.detect()).values, "cluster_merges": True})
+    assert kernel.plan(replace(problem, batch=1, packed_queries=False), config)[0].cluster > 1
+    cache = random((3, 2000, 2, 64))
+    for counts in ((1, 100, 3), (1, 1, 2)):
+        autotune.attention_with_kvcache(random((sum(counts), 8, 64)), cache, cache, cu_seqlens_q=starts(*counts),
+                                        max_seqlen_q=max(counts), config=config)
+    assert [launch["kernel"].partition("_")[0] for launch in gpu.calls] == ["forward", "decode", "decode"]
+    assert set(gpu.clusters) == {1}
+
+
 def test_mixed_batches_of_what_decode_kernels_refuse_are_one_launch(gpu):
     gpu.compute = "bf16", 12, 12
     arrays = random((25, 2, 12)), random((3, 40, 2, 12)), random((3, 40, 2, 12))

@@ -70,7 +70,8 @@ def test_what_a_warm_call_launches_is_the_kernels_plan_and_arguments(kernel, dat
     heads = 2 * math.ceil(4 / kernel.block_heads(config))  # sets of heads that a block may own
     blocks = sizes[0] * heads * math.ceil(sizes[1] / kernel.block_queries(config))
     assert grids[0] == blocks * config.values.get("num_splits", 1)
-    named = dict(zip([field.name for field in kernel.params(like.static, config)], bound.fields(call)))
+    bound.pack(call, params := bytearray(bound.packer.size))
+    named = dict(zip([field.name for field in kernel.params(like.static, config)], bound.packer.unpack(params)))
     assert (named["batch"], named["seqlen_q"], named["seqlen_k"], named["heads_q"], named["group"]) == (*sizes, 8, 4)
     assert named["sink_dtype"] == sink_dtype and named["scale_log2"] == pytest.approx(scale * math.log2(math.e))
     assert all(named[p.name] == config[p.name] for p in kernel.parameters if p.name in named)
@@ -80,7 +81,8 @@ def test_a_call_that_splits_keys_lends_a_workspace_to_both_of_its_launches(gpu):
     q, k, v = qkv(batch=1, seqlen_q=100, seqlen_k=3000)
     gpu.compute = "bf16", 64, 64
     out, lse = autotune.attention(q, k, v, return_lse=True)
-    config = plans.find(Call.of(Problem(heads_q=4, heads_kv=2, seqlen_q=100, seqlen_k=3000, head_dim=64), 0).key()).match.config
+    problem = Problem(heads_q=4, heads_kv=2, seqlen_q=100, seqlen_k=3000, head_dim=64)
+    config = plans.find(Call.of(problem, 0).key()).match.at(problem).config
     first, second = gpu.calls
     assert config["num_splits"] == first["num_splits"] > 1 and first == second and first["workspace"]
     floats = config["num_splits"] * 4 * 100 * 66

@@ -278,15 +278,18 @@ sizes = st.builds(
 
 
 @given(sizes)
-def test_the_warm_key_is_the_bucket(problem):
-    """The arithmetic that lookup writes out is Problem.simplified and Problem.bucketed."""
+def test_a_match_is_kept_by_exact_sizes_and_chosen_once_for_a_bucket(problem):
     module.refresh()
     match = lookup(problem, H200)
     bucket = match.problem
     assert bucket == problem.simplified().bucketed() and lookup(problem, H200) is match
-    (_, *key), = module._TABLES[id(H200)].matches
-    assert key == [bucket.bounds, bucket.batch, bucket.seqlen_q, bucket.seqlen_k]
+    table = module._TABLES[id(H200)]
+    assert list(table.matches) == [problem.values] and list(table._of_buckets) == [bucket]
     assert str(bucket) in match.why
+    kernel, family = kernels.kernel_of(match.config), kernels.kernel_of(match.config).family
+    other = lookup(bucket, H200)
+    assert list(table._of_buckets) == [bucket] and family(other.config) == family(match.config)
+    assert kernel.illegal(problem.simplified().static, match.config, H200) is None
 
 
 @given(sizes, sizes, sizes)

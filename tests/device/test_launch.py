@@ -148,7 +148,7 @@ def test_parameter_buffers_are_not_shared_between_threads(cuda):
     for thread in threads:
         thread.join()
     assert not wrong
-    assert len(launching._slots) <= 9
+    assert len(launching.free) <= 9
 
 
 def test_without_cupy_the_error_says_what_to_install(monkeypatch):

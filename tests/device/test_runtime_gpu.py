@@ -54,6 +54,30 @@ def test_cupys_current_stream_is_used(cupy):
     assert bool((first == wanted.view("uint16")).all())
 
 
+def test_streams_that_are_destroyed_while_they_work_share_no_counters(cupy):
+    """Packed sequences draw their work from counters, and from nothing else that is lent. Each stream is destroyed as soon as its
+    launch has been enqueued, so that the next one may get its handle."""
+    from autotune.device.counters import stream_id
+
+    starts = cupy.array([0, 700, 1000, 1900, 2000], "int32")
+    q = cupy.random.default_rng(1).standard_normal((2000, 8, 128), dtype="float32").astype("float16")
+
+    def call():
+        return autotune.attention_varlen(q, q, q, starts, starts, 900, 900, causal=True)
+
+    wanted, names, results = call(), set(), []
+    cupy.cuda.runtime.deviceSynchronize()
+    for _ in range(300):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            results.append(call())
+        names.add(stream_id(stream.ptr))
+        del stream
+    cupy.cuda.runtime.deviceSynchronize()
+    assert len(names) == 300 and None not in names
+    assert all(bool((result == wanted).all()) for result in results)
+
+
 def test_threads_with_their_own_streams(cupy, torch):
     inputs = make_inputs(problem_of(lengths=(200, 333)), "random", xp=cupy)
     q, k, v = map(to_torch(torch), (inputs.q, inputs.k, inputs.v))

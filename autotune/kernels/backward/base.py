@@ -10,7 +10,7 @@ from typing import Callable
 
 from ...core.config import Config
 from ...core.problem import Problem, Static
-from ..base import WARP_SIZE, Field, Kernel, Sizer, Step, mask_fields
+from ..base import WARP_SIZE, Field, Kernel, Resized, Sizer, Step, mask_fields
 from ..forward.base import ALIBI_FIELDS, SIZE_FIELDS, SOFTCAP_FIELD
 from ..forward import varlen
 
@@ -60,7 +60,7 @@ class BackwardKernel(Kernel):
         return {"kv": static.kv, "sequence_header": f"lib/sequences/{static.kv}.cuh",
                 "sequence_mask_header": f"lib/masks/packed/{static.mask}.cuh", "observers_header": f"lib/queries/{static.mask}.cuh"}
 
-    def bind(self, problem: Problem, config: Config) -> Sizer:
+    def bind(self, problem: Problem, config: Config, resized: Resized | None = None) -> Sizer:
         """Reads `dsinks`, which is 0 if the sinks' gradient is not wanted. Of packed sequences grids are made for the worst that
         lengths on the device can be."""
         grids = self.grids(problem, config)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Callable
 
 from ...core.config import Config, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
-from ..base import LEAST_ALIBI_SCALE, Field, Kernel, Sizer, bounded, mask_fields, reciprocal
+from ..base import LEAST_ALIBI_SCALE, RECENT_SIZES, Field, Kernel, Resized, Sizer, bounded, mask_fields, reciprocal
 from ..forward.base import ALIBI_FIELDS, ELEMENTS
 
 DECODE_TENSORS = ("q", "k", "v", "out")
@@ -146,33 +147,36 @@ class DecodeKernel(Kernel):
         least = LEAST_ALIBI_SCALE if problem.alibi and not problem.softcap else 0.0
         return {**super().known(problem, config), "group_magic": magic, "group_shift": shift, "least_scale": least}
 
-    def bind(self, problem: Problem, config: Config) -> Sizer:
-        """Reads `uniform`: every sequence has seqlen_q queries and seqlen_k keys; else that many at most, and the device reads how
-        many; and `num_splits`, 0 for the config's choice, which becomes what Params has."""
+    def bind(self, problem: Problem, config: Config, resized: Resized | None = None) -> Sizer:
+        """Reads `uniform`: every sequence has seqlen_q queries and seqlen_k keys; else that many at most, and the device reads
+        how many; and `num_splits`, 0 for the config's choice, which becomes what Params has. How many pieces there are follows
+        from how long sequences are about; how many can be launched, and what they are lent, from how long they can be."""
         cut, columns = self._cut(problem, config), problem.head_dim_v
 
+        @lru_cache(RECENT_SIZES)
+        def launch(batch, seqlen_q, seqlen_k, uniform, num_splits, longest_q, longest_k):
+            pieces = (resized(batch, longest_q, longest_k) if resized else config)["pieces"]
+            grid, combine, slots, rows, tickets, splits, cluster = cut(batch, seqlen_q, seqlen_k, uniform, num_splits, pieces)
+            lent = (("partial_o", slots * rows * columns), ("partial_statistics", slots * rows * 2)) if slots else ()
+            return (grid, combine), lent, tickets, splits, cluster, pieces
+
         def sized(call):
-            grid, combine, slots, rows, tickets, splits, cluster = cut(call.batch, call.seqlen_q, call.seqlen_k, call.uniform,
-                                                                       call.num_splits)
-            call.num_splits, call.cluster = splits, cluster
+            grids, call.lent, call.counters, call.num_splits, call.cluster, call.pieces = launch(
+                call.batch, call.seqlen_q, call.seqlen_k, call.uniform, call.num_splits, call.longest_q, call.longest_k)
             call.partial_o = call.partial_statistics = 0
-            if slots:
-                call.lent = ("partial_o", slots * rows * columns), ("partial_statistics", slots * rows * 2)
-                call.counters = tickets
-            return grid, combine
+            return grids
 
         return sized
 
-    def _cut(self, problem: Problem, config: Config) -> Callable[[int, int, int, bool, int], tuple]:
-        """A function of (batch, seqlen_q, seqlen_k, uniform, num_splits) that gives the fields of `Launches`, as a plain tuple: 0.5
-        us less."""
+    def _cut(self, problem: Problem, config: Config) -> Callable[[int, int, int, bool, int, int], tuple]:
+        """A function of (batch, seqlen_q, seqlen_k, uniform, num_splits, pieces) that gives the fields of `Launches`."""
         heads_kv, group = problem.heads_kv, problem.group
         block_rows, tile, least = self.block_rows(config), self.tile_keys(config), self.least_tiles(config)
-        block_heads, pieces, combines = self.block_heads_kv(config), config["pieces"], not config["last_block_merges"]
+        block_heads, combines = self.block_heads_kv(config), not config["last_block_merges"]
         most_splits, most_cluster = 4096 // (block_rows * block_heads), self.most_cluster(config)
         left = None if problem.window_left is None else bounded(problem.window_left)
 
-        def cut(batch, seqlen_q, seqlen_k, uniform, num_splits):
+        def cut(batch, seqlen_q, seqlen_k, uniform, num_splits, pieces):
             rows = group * seqlen_q
             unsplit = -(-heads_kv // block_heads) * -(-rows // block_rows)
             # Tiles that queries see: those of all keys, or of the window and one more, as it need not begin at a tile.
@@ -201,7 +205,8 @@ class DecodeKernel(Kernel):
 
     def launches(self, problem: Problem, config: Config, uniform: bool = True, num_splits: int = 0) -> Launches:
         """How the keys of `problem` itself are cut: `uniform` and `num_splits` as in `bind`."""
-        return Launches(*self._cut(problem, config)(problem.batch, problem.seqlen_q, problem.seqlen_k, uniform, num_splits))
+        sizes = problem.batch, problem.seqlen_q, problem.seqlen_k
+        return Launches(*self._cut(problem, config)(*sizes, uniform, num_splits, config["pieces"]))
 
     def workspace_bytes(self, problem: Problem, config: Config) -> int:
         launches = self.launches(problem, config, uniform=False)

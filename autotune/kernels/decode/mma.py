@@ -134,17 +134,16 @@ class DecodeMma(DecodeKernel):
                           q_in_registers=block_m == 16 and problem.head_dim + problem.head_dim_v <= 384 and not short,
                           l2_prefetch=128, min_blocks_per_sm=blocks, dependent_launch=dependent, cluster_merges=False,
                           speculative_start=dependent and speculates(problem, unsplit, gpu),
-                          pieces=self.nearest("pieces", pieces(problem, unsplit, gpu)), last_block_merges=True,
+                          pieces=0, last_block_merges=True,
                           prefetch_tiles=prefetch_tiles, trigger_tiles=trigger_tiles)
-            config = self.config(problem.static, values)
+            config = self.fitted(problem, self.config(problem.static, values), gpu)
             if self.illegal(problem.static, config, gpu) is None:
                 break
         return config
 
-    def fitted(self, problem: Problem, config: Config, gpu: Gpu) -> Config:
-        """With as many pieces as suit so many sequences."""
-        wanted = self.nearest("pieces", pieces(problem, self.unsplit(problem, config), gpu))
-        return self.config(problem.static, {**config.values, "pieces": wanted})
+    def suited(self, problem: Problem, config: Config, gpu: Gpu) -> dict[str, Value]:
+        """As many pieces as suit so many sequences."""
+        return {"pieces": self.nearest("pieces", pieces(problem, self.unsplit(problem, config), gpu), config)}
 
     def uneven(self, problem: Problem, config: Config, gpu: Gpu) -> bool:
         """Whether blocks should stand alone, but an SM has room for two."""
@@ -163,11 +162,6 @@ class DecodeMma(DecodeKernel):
         resident = resident_blocks(gpu, threads, registers, config["smem_bytes"])
         ring = ring_bytes(problem.static, config.values)
         return min(blocks / gpu.sms, resident) * min(ring, problem.compulsory_bytes / max(blocks, 1))
-
-    def nearest(self, name: str, wanted: float) -> int:
-        """The declared value of a parameter that is nearest to `wanted`."""
-        values = next(parameter.values for parameter in self.parameters if parameter.name == name)
-        return min(values, key=lambda value: abs(value - wanted))
 
     def block_rows(self, config: Config) -> int:
         return config["block_m"] // config["block_heads_kv"]

@@ -10,7 +10,7 @@ from ...core.config import Config
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
 from . import varlen
-from ..base import Field, Kernel, Sizer, legal_configs, mask_fields
+from ..base import Field, Kernel, Resized, Sizer, legal_configs, mask_fields
 
 # Codes of the sink logits' dtype in Params.sink_dtype.
 SINK_DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
@@ -73,7 +73,7 @@ class ForwardKernel(Kernel):
         would be idle."""
         return () if self.reject(problem, gpu) else _sharing(self, problem.static, gpu, 1 << (problem.group - 1).bit_length())
 
-    def bind(self, problem: Problem, config: Config) -> Sizer:
+    def bind(self, problem: Problem, config: Config, resized: Resized | None = None) -> Sizer:
         queries, sets = self.block_queries(config), problem.heads_kv * -(-problem.group // self.block_heads(config))
 
         def blocks(call):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Mapping
 
 from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
 from . import splits, defaults
-from ..base import Field, Map, Sizer, Step, resident_blocks
+from ..base import RECENT_SIZES, Field, Map, Resized, Sizer, Step, resident_blocks
 from .base import FORWARD_FIELDS, TENSORS, ForwardKernel
 from .mma import PANEL
 from ..limits import registers_exceeded, shared_memory_exceeded
@@ -180,11 +181,9 @@ class ForwardWgmma(ForwardKernel):
             values.update(head_group=splits.HEAD_GROUP, min_blocks_per_sm=1)  # the loader of splits takes more registers
         return self.config(problem.static, {**values, "split_keys": num_splits > 1, "num_splits": num_splits})
 
-    def fitted(self, problem: Problem, config: Config, gpu: Gpu) -> Config:
-        """With as many splits as one round of blocks has room for; of blocks that fill the GPU already, two."""
-        if not config["split_keys"]:
-            return config
-        return self.config(problem.static, {**config.values, "num_splits": max(2, splits.filling(self, problem, config, gpu))})
+    def suited(self, problem: Problem, config: Config, gpu: Gpu) -> dict[str, Value]:
+        """As many splits as one round of blocks has room for; of blocks that fill the GPU already, two."""
+        return {"num_splits": max(2, splits.filling(self, problem, config, gpu))} if config["split_keys"] else {}
 
     def block_queries(self, config: Config) -> int:
         return config["num_warpgroups"] * GROUP_ROWS // config["block_heads"]
@@ -198,13 +197,18 @@ class ForwardWgmma(ForwardKernel):
     def known(self, problem: Problem, config: Config) -> dict[str, Value]:
         return {**super().known(problem, config), "box_rows": self.maps(problem, config)[1].rows}
 
-    def bind(self, problem: Problem, config: Config) -> Sizer:
-        sized, num_splits, heads_q = super().bind(problem, config), config["num_splits"], problem.heads_q
-        rows, floats = _combined_rows(problem), self.workspace_floats(problem, config)
+    def bind(self, problem: Problem, config: Config, resized: Resized | None = None) -> Sizer:
+        sized, heads_q = super().bind(problem, config), problem.heads_q
+        rows, floats = _combined_rows(problem), self.workspace_floats(problem, config) // config["num_splits"]
+
+        @lru_cache(RECENT_SIZES)
+        def splits_of(*sizes):
+            return (resized(*sizes) if resized else config)["num_splits"]
 
         def split(call):
             (blocks,) = sized(call)
-            call.lent = ("workspace", floats * call.batch * call.seqlen_q),
+            call.num_splits = num_splits = splits_of(call.batch, call.seqlen_q, call.seqlen_k)
+            call.lent = ("workspace", floats * num_splits * call.batch * call.seqlen_q),
             return blocks * num_splits, -(-call.seqlen_q // rows) * heads_q * call.batch
 
         return split if config["split_keys"] else sized
