@@ -265,29 +265,38 @@ def _parse(text: str) -> Problem:
 
 
 def _validate(p: Problem) -> None:
-    def require(ok: bool, message: str) -> None:
-        if not ok:
-            raise ProblemError(message)
+    if fault := _fault(p):
+        raise ProblemError(fault)
 
-    for name, allowed in (("op", OPS), ("dtype", DTYPES), ("kv_dtype", DTYPE_BYTES), ("out_dtype", DTYPES),
-                          ("kv", KV_SOURCES)):
-        require(isinstance(getattr(p, name), str) and getattr(p, name) in allowed,
-                f"{name} is {quoted(getattr(p, name))}; allowed are {', '.join(allowed)}")
+
+def _fault(p: Problem) -> str | None:
+    """What is wrong with the fields of `p`. Sentences are made only of what is: a lookup makes dozens of problems."""
+    for name, allowed in (("op", OPS), ("dtype", DTYPES), ("kv_dtype", DTYPE_BYTES), ("out_dtype", DTYPES), ("kv", KV_SOURCES)):
+        value = getattr(p, name)
+        if not isinstance(value, str) or value not in allowed:
+            return f"{name} is {quoted(value)}; allowed are {', '.join(allowed)}"
     for name in ("alibi", "sinks", "packed_queries", "deterministic"):
-        require(type(getattr(p, name)) is bool, f"{name} is {quoted(getattr(p, name))}; it must be True or False")
+        if type(getattr(p, name)) is not bool:
+            return f"{name} is {quoted(getattr(p, name))}; it must be True or False"
     for name in ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "page_size"):
         value = getattr(p, name)
-        require(type(value) is int, f"{name} is {value!r}; it must be an int")
-        require(0 <= value <= MAX_LENGTH, f"{name} is {value}; allowed is 0 to {MAX_LENGTH}")
+        if type(value) is not int:
+            return f"{name} is {value!r}; it must be an int"
+        if not 0 <= value <= MAX_LENGTH:
+            return f"{name} is {value}; allowed is 0 to {MAX_LENGTH}"
     for name in ("heads_q", "heads_kv", "head_dim", "head_dim_v"):
-        require(getattr(p, name) >= 1, f"{name} is {getattr(p, name)}; it must be at least 1")
-    require(p.heads_q % p.heads_kv == 0,
-            f"heads_q is {p.heads_q} and heads_kv is {p.heads_kv}; heads_q must be a multiple of heads_kv")
+        if getattr(p, name) < 1:
+            return f"{name} is {getattr(p, name)}; it must be at least 1"
+    if p.heads_q % p.heads_kv:
+        return f"heads_q is {p.heads_q} and heads_kv is {p.heads_kv}; heads_q must be a multiple of heads_kv"
     if wrong := p.bounds.wrong():
-        raise ProblemError(wrong)
-    require(isinstance(p.softcap, (int, float)) and (p.softcap == 0 or 1e-3 <= p.softcap <= 1e6),
-            f"softcap is {p.softcap!r}; it must be 0 (off) or a number from 0.001 to 1000000")
-    require((p.kv == "paged") == (p.page_size > 0),
-            f"page_size is {p.page_size} with kv {p.kv!r}; a paged cache needs a page_size of at least 1, others 0")
-    require(p.op == "backward" or not p.deterministic, "deterministic is for backward problems; others always are")
-    require(p.op == "decode" or not p.packed_queries, "packed is for decode problems; in forward ones varlen or pageN says it")
+        return wrong
+    if not isinstance(p.softcap, (int, float)) or not (p.softcap == 0 or 1e-3 <= p.softcap <= 1e6):
+        return f"softcap is {p.softcap!r}; it must be 0 (off) or a number from 0.001 to 1000000"
+    if (p.kv == "paged") != (p.page_size > 0):
+        return f"page_size is {p.page_size} with kv {p.kv!r}; a paged cache needs a page_size of at least 1, others 0"
+    if p.op != "backward" and p.deterministic:
+        return "deterministic is for backward problems; others always are"
+    if p.op != "decode" and p.packed_queries:
+        return "packed is for decode problems; in forward ones varlen or pageN says it"
+    return None
