@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import struct
 from functools import lru_cache, partial
-from typing import Callable, Container, Mapping, NamedTuple
+from typing import Callable, Mapping, NamedTuple
 
 from ..core.config import Config, Value
 from ..core.problem import Problem
@@ -46,30 +46,25 @@ def bind(problem: Problem, config: Config, blocks: Callable[[int], int], encode:
         sized = _drawing(sized, blocks(first), problem.packed)
     fields = kernel.params(problem.static, config)
     packer = struct.Struct(params_format(fields))
-    texts = [field.of or field.name for field in fields if field.type != "TensorMap"]
     maps = kernel.maps(problem, config)
-    scope = {**FUNCTIONS, "pack_into": packer.pack_into, "encode": encode, "dtype": problem.dtype,
-             **{f"box{n}": shape for n, shape in enumerate(maps)}}
-    map_texts = [_map_text(n, shape, problem) for n, shape in enumerate(maps)]
-    return Binding(sized, packing(texts, map_texts, kernel.known(problem, config), scope, encode is encode_map), packer)
+    texts = [_map_text(n, shape, problem) for n, shape in enumerate(maps)]
+    texts += [field.of or field.name for field in fields if field.type != "TensorMap"]
+    scope = {**FUNCTIONS, "encode": encode, "dtype": problem.dtype, **{f"box{n}": shape for n, shape in enumerate(maps)}}
+    pack = packing(texts, packer, kernel.known(problem, config), scope, bool(maps) and encode is encode_map)
+    return Binding(sized, pack, packer)
 
 
-def packing(texts: list[str], maps: list[str], known: Mapping[str, Value], scope: dict[str, object], kept: bool) -> Callable:
-    """`Binding.pack`: it calls `pack_into` of `scope` with the values of `maps`, which are `kept` for calls of which nothing
-    that they name has changed, and then of `texts`. Names that are not `known`, nor in `scope`, are fields of the call."""
-    trees, map_trees = ([ast.parse(text, mode="eval").body for text in each] for each in (texts, maps))
-    values = [ast.unparse(_Fields(known, scope).visit(tree)) for tree in trees]
-    lines = []
-    if maps:
-        names = (node.id for tree in map_trees for node in ast.walk(tree) if isinstance(node, ast.Name))
-        fields = [name for name in dict.fromkeys(names) if name not in known and name not in scope]
-        encoded = ", ".join(ast.unparse(_Fields(known, {*scope, *fields}).visit(tree)) for tree in map_trees)
-        make = _function("encoded", f"def encoded({', '.join(fields)}): return {encoded},", scope)
-        scope = {**scope, "maps": partial(_kept, make) if kept else make}
-        at = [f"map{n}" for n in range(len(maps))]
-        lines, values = [f"    {', '.join(at)}, = maps({', '.join(f'call.{name}' for name in fields)})"], at + values
-    lines = ["def pack(call, buffer):", *lines, f"    pack_into(buffer, 0, {', '.join(values)})"]
-    return _function("pack", "\n".join(lines), scope)
+def packing(texts: list[str], packer: struct.Struct, known: Mapping[str, Value], scope: Mapping[str, object],
+            keep: bool) -> Callable[[Call, bytearray], None]:
+    """`Binding.pack`, of expressions: names that are not `known`, nor in `scope`, are fields of the call. With `keep`, what was
+    packed for a call is there for later ones that have the same in all of these fields."""
+    names = _Names(known, scope)
+    values = ", ".join(ast.unparse(names.visit(ast.parse(text, mode="eval").body)) for text in texts)
+    loads, given = ", ".join(f"call.{name}" for name in names.fields), ", ".join(names.fields)
+    make = _function("packed", f"def packed({given}): return pack({values})", {**scope, "pack": packer.pack})
+    if keep:
+        make = partial(_kept, make)
+    return _function("pack", f"def pack(call, buffer): buffer[:{packer.size}] = packed({loads})", {"packed": make})
 
 
 def _function(name: str, source: str, scope: Mapping[str, object]) -> Callable:
@@ -79,24 +74,24 @@ def _function(name: str, source: str, scope: Mapping[str, object]) -> Callable:
 
 
 @lru_cache(maxsize=4096)
-def _kept(make: Callable, *arguments) -> tuple[bytes, ...]:
-    """The maps of a launch: 0.5 us for all that were there before, where one by one they take 1.8."""
-    return make(*arguments)
+def _kept(packed: Callable, *fields) -> bytes:
+    """1 us where encoding four maps, or finding them, and packing takes 3."""
+    return packed(*fields)
 
 
-class _Fields(ast.NodeTransformer):
-    """Puts in what is known, and names outside of `scope` as fields of the call."""
+class _Names(ast.NodeTransformer):
+    """Puts in what is known; `fields` are the names that are left, each once."""
 
-    def __init__(self, known: Mapping[str, Value], scope: Container[str]):
-        self.known, self.scope = known, scope
+    def __init__(self, known: Mapping[str, Value], scope: Mapping[str, object]):
+        self.known, self.scope, self.fields = known, scope, {}
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id in self.known:
             return ast.Constant(self.known[node.id])
-        if node.id in self.scope:
-            return node
-        assert node.id in Call.__slots__, f"a field of Params is to come from {node.id}, which no call has"
-        return ast.Attribute(ast.Name("call"), node.id)
+        if node.id not in self.scope:
+            assert node.id in Call.__slots__, f"a field of Params is to come from {node.id}, which no call has"
+            self.fields[node.id] = None
+        return node
 
 
 def _map_text(n: int, shape: Map, problem: Problem) -> str:

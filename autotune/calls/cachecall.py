@@ -112,8 +112,12 @@ def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, bounds: 
         sinks = read_sinks(call, sinks)
     if alibi_slopes is not None:
         alibi_slopes = read_slopes(call, alibi_slopes)
-    call.k_scale, call.k_scales, call.k_scale_stride = scales(library, "k_scale", k_scale, heads_kv, device, kv_dtype)
-    call.v_scale, call.v_scales, call.v_scale_stride = scales(library, "v_scale", v_scale, heads_kv, device, kv_dtype)
+    call.k_scale = call.v_scale = 1.0
+    call.k_scales = call.v_scales = call.k_scale_stride = call.v_scale_stride = 0
+    if k_scale is not None:
+        call.k_scale, call.k_scales, call.k_scale_stride = scales(library, "k_scale", k_scale, heads_kv, device, kv_dtype)
+    if v_scale is not None:
+        call.v_scale, call.v_scales, call.v_scale_stride = scales(library, "v_scale", v_scale, heads_kv, device, kv_dtype)
     whole = call.uniform and not (page_size or call.num_splits) and kv_dtype == dtype_name
     return call, Arrays(q, k_cache, v_cache, out, *views, packed, queries, whole and (queries > MAX_QUERIES or dtype_name == "fp32"),
                         (cache_seqlens, page_table, cu_seqlens_q, sinks, alibi_slopes, k_scale, v_scale))
@@ -121,11 +125,11 @@ def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, bounds: 
 
 def integers(library, name: str, array, shape: tuple, device: int) -> tuple:
     """(array or a packed copy, pointer, shape, stride of the first axis) of int32 numbers on `device` in rows without gaps.
-    None in `shape` stands for any size. Raises `AttentionError`."""
+    None in `shape`, which may be its last, stands for any size. Raises `AttentionError`."""
     if LIBRARIES.get(type(array)) is not library and library_of(array) is not library:
         raise AttentionError(f"{name} is a {type(array).__name__}; it must be an array of {library.name}, as q is")
     pointer, sizes, strides, dtype, where = library.vector(array)
-    if len(sizes) != len(shape) or any(want is not None and size != want for size, want in zip(sizes, shape)):
+    if len(sizes) != len(shape) or sizes[0] != shape[0] and shape[0] is not None:
         unknown = "batch + 1" if len(shape) == 1 else "max_pages"
         wanted = ", ".join(unknown if want is None else str(want) for want in shape)
         raise AttentionError(f"{name} has shape {tuple(sizes)}; it must be ({wanted}{',' * (len(shape) == 1)})")
@@ -138,7 +142,7 @@ def integers(library, name: str, array, shape: tuple, device: int) -> tuple:
     if strides[-1] != 1 and sizes[-1] > 1:
         array = library.packed(array)
         pointer, sizes, strides, _, _ = library.vector(array)
-    return array, pointer, tuple(sizes), strides[0]
+    return array, pointer, sizes, strides[0]
 
 
 def as_one_sequence(library, name: str, array):

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ..core import sequences
 from ..core.masks import CAUSAL, FULL
 from ..core.problem import Problem
+from ..core.sequences import bucket_batch, bucket_length
 
 # What a problem has under the same name, besides what its mask hides.
 SHAPE = ("op", "kv", "dtype", "kv_dtype", "heads_q", "heads_kv", "head_dim", "head_dim_v", "page_size", "deterministic", "batch")
 
-bucket_batch, bucket_length = (lru_cache(1 << 16)(bucket) for bucket in (sequences.bucket_batch, sequences.bucket_length))
+
+@lru_cache(1 << 16)
+def bucket(batch: int, longest_q: int, longest_k: int) -> tuple[int, int, int]:
+    """What stands for these sizes where a config is chosen."""
+    return bucket_batch(batch), bucket_length(longest_q), bucket_length(longest_k)
 
 
 class Call:
@@ -50,8 +54,8 @@ class Call:
         bounds = self.bounds
         return (self.op, self.kv, self.device, self.dtype, self.kv_dtype, self.heads_q, self.heads_kv, self.head_dim,
                 self.head_dim_v, bounds if bounds is CAUSAL or bounds is FULL else bounds.bucketed(), self.softcap,
-                self.alibi_slopes != 0, self.sinks != 0, self.page_size, self.deterministic, self.config, bucket_batch(self.batch), bucket_length(self.longest_q),
-                bucket_length(self.longest_k))
+                self.alibi_slopes != 0, self.sinks != 0, self.page_size, self.deterministic, self.config,
+                bucket(self.batch, self.longest_q, self.longest_k))
 
     def set_strides(self, tensor: str, batch: int, row: int, head: int) -> None:
         """Sets those of one tensor."""

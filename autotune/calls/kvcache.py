@@ -90,7 +90,7 @@ def _launched(call: Call, given: Arrays, scale, return_lse: bool) -> tuple:
     library, packed = call.library, given.packed
     call.stream = library.stream(call.device)
     few, many, twin = _plans_of(call, given)
-    q, q_view = given.q, given.q_view
+    q, k_cache, v_cache, q_view, k_view, v_view = given.q, given.k_cache, given.v_cache, given.q_view, given.k_view, given.v_view
     if scale is None:
         scale = (few or many).scale
     else:
@@ -99,13 +99,17 @@ def _launched(call: Call, given: Arrays, scale, return_lse: bool) -> tuple:
             q = library.negated(q)
             q_view = library.read(q)
     unpacked = not packed and many is not None  # then its queries are taken as packed, which forward kernels need
-    q, (call.q, (outer, rows, heads_q, _), q0, call.q_row_stride, call.q_head_stride, _, _, _) = \
-        _suited_queries(library, q, q_view, unpacked)
-    chunk = chunk_of(call)
-    k_cache, (call.k, _, call.k_batch_stride, call.k_row_stride, call.k_head_stride, _, _, _) = \
-        _suited_cache(library, given.k_cache, given.k_view, chunk)
-    v_cache, (call.v, _, call.v_batch_stride, call.v_row_stride, call.v_head_stride, _, _, _) = \
-        _suited_cache(library, given.v_cache, given.v_view, chunk)
+    call.q, (outer, rows, heads_q, _), q0, q1, q2, q3, _, _ = q_view
+    call.k, _, k0, k1, k2, k3, _, _ = k_view
+    call.v, _, v0, v1, v2, v3, _, _ = v_view
+    if unpacked or q3 != 1 or k3 != 1 or v3 != 1 or (call.q | call.k | call.v) & 15 or (q0 | q1 | q2) & 7 or \
+            (k0 | k1 | k2 | v0 | v1 | v2) & chunk_of(call):
+        q, (call.q, _, q0, q1, q2, _, _, _) = _suited_queries(library, q, q_view, unpacked)
+        k_cache, (call.k, _, k0, k1, k2, _, _, _) = _suited_cache(library, k_cache, k_view, chunk_of(call))
+        v_cache, (call.v, _, v0, v1, v2, _, _, _) = _suited_cache(library, v_cache, v_view, chunk_of(call))
+    call.q_row_stride, call.q_head_stride = q1, q2
+    call.k_batch_stride, call.k_row_stride, call.k_head_stride = k0, k1, k2
+    call.v_batch_stride, call.v_row_stride, call.v_head_stride = v0, v1, v2
     out = given.out
     if out is None or unsuited(out_view := library.read(out), True) or unpacked and _gaps(out_view):
         target = library.empty(q, (outer, rows, heads_q, call.head_dim_v))
@@ -205,8 +209,7 @@ def _gaps(view: tuple) -> bool:
 
 def _suited_queries(library, q, view: tuple, unpacked: bool) -> tuple:
     """(q or a packed copy that a kernel can read in place, what `read` says of it)."""
-    pointer, _, stride0, stride1, stride2, stride3, _, _ = view
-    if (stride3 != 1 or pointer & 15 or (stride0 | stride1 | stride2) & 7) and unsuited(view, True) or unpacked and _gaps(view):
+    if unsuited(view, True) or unpacked and _gaps(view):
         q = library.packed(q)
         view = library.read(q)
     return q, view
@@ -214,8 +217,7 @@ def _suited_queries(library, q, view: tuple, unpacked: bool) -> tuple:
 
 def _suited_cache(library, array, view: tuple, chunk: int) -> tuple:
     """The same of a cache."""
-    pointer, _, stride0, stride1, stride2, stride3, _, _ = view
-    if (stride3 != 1 or pointer & 15 or (stride0 | stride1 | stride2) & chunk) and unsuited_cache(view, chunk):
+    if unsuited_cache(view, chunk):
         array = library.packed(array)
         view = library.read(array)
     return array, view

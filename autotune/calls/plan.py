@@ -20,9 +20,11 @@ def lend(call: Call, beside: bool) -> None:
     call has returned, by later work on the stream."""
     library, capturing = call.library, is_capturing(call.stream)
     if call.lent:
-        space = library.workspace(call.like, sum([floats + -floats % 4 for _, floats in call.lent]), capturing)
-        place(call, library.pointer(space))
-        call.keep = space
+        room = 0
+        for _, floats in call.lent:
+            room += floats + -floats % 4
+        call.keep = library.workspace(call.like, room, capturing)
+        place(call, library.pointer(call.keep))
     if call.counters:
         call.tickets, call.keep_tickets = counters.take(library, call.like, call.device, call.stream, call.counters, capturing,
                                                         beside)
