@@ -10,6 +10,7 @@ from gpu_arrays import cupy_fixture, problem_of, to_torch, torch_fixture  # noqa
 
 import autotune
 from autotune.calls import plans
+from autotune.device import counters
 from autotune.device.arrays import AttentionError
 from autotune.core.gpu import detect
 from autotune.check.inputs import make_inputs
@@ -57,8 +58,7 @@ def test_cupys_current_stream_is_used(cupy):
 def test_streams_that_are_destroyed_while_they_work_share_no_counters(cupy):
     """Packed sequences draw their work from counters, and from nothing else that is lent. Each stream is destroyed as soon as its
     launch has been enqueued, so that the next one may get its handle."""
-    from autotune.device.counters import stream_id
-
+    counters._in_use.clear()  # of other tests: there is room for 1024 streams
     starts = cupy.array([0, 700, 1000, 1900, 2000], "int32")
     q = cupy.random.default_rng(1).standard_normal((2000, 8, 128), dtype="float32").astype("float16")
 
@@ -71,10 +71,10 @@ def test_streams_that_are_destroyed_while_they_work_share_no_counters(cupy):
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
             results.append(call())
-        names.add(stream_id(stream.ptr))
+        names.add(counters.stream_id(stream.ptr))
         del stream
     cupy.cuda.runtime.deviceSynchronize()
-    assert len(names) == 300 and None not in names
+    assert len(names) == 300 and None not in names and len(counters._in_use) == 301  # and that of the first call
     assert all(bool((result == wanted).all()) for result in results)
 
 
