@@ -23,40 +23,14 @@
 // With P = exp(scale q k - lse), dP = dO V^T and D = rowsum(O dO) - dlse: dS = P (dP - D), dV = P^T dO, dQ = scale dS K and
 // dK = scale dS^T Q. P and dS are rounded before they are multiplied, sums are fp32, and each gradient is rounded once.
 
-// Contents: backward_wgmma/kernel.cu.j2 and
-//   lib/base.cuh
-//   lib/ptx/math.cuh
-//   lib/ptx/fp16.cuh
-//   lib/ptx/access.cuh
-//   lib/ptx/mbarrier.cuh
-//   lib/ptx/warpgroup.cuh
-//   lib/ptx/tma.cuh
-//   lib/ptx/fragment.cuh
-//   lib/ptx/mma.cuh
-//   lib/ptx/wgmma.cuh.j2
-//   lib/ptx/wgmma_shapes.cuh.j2
-//   lib/ptx/wgmma_shared.cuh.j2
-//   lib/ptx/transpose.cuh
-//   lib/ptx/reduce.cuh
-//   lib/ptx/turing.cuh
-//   lib/element.cuh
-//   lib/constants.cuh.j2
-//   lib/params.cuh.j2
-//   lib/sequences/dense.cuh
-//   lib/masks/packed/full.cuh
-//   lib/queries/full.cuh
-//   lib/kv_tiles.cuh
-//   lib/tile.cuh
-//   lib/sink.cuh
-//   lib/ring.cuh
-//   lib/backward/share.cuh.j2
-//   lib/backward/query_tiles.cuh
-//   backward_wgmma/products.cuh
-//   backward_wgmma/sums.cuh.j2
-//   lib/backward/rows.cuh.j2
-//   backward_wgmma/keys.cuh.j2
-//   backward_wgmma/query_part.cuh
-//   backward_wgmma/convert.cuh
+// Contents: lib/base.cuh, lib/ptx/math.cuh, lib/ptx/fp16.cuh, lib/ptx/access.cuh, lib/ptx/mbarrier.cuh,
+// lib/ptx/warpgroup.cuh, lib/ptx/tma.cuh, lib/ptx/fragment.cuh, lib/ptx/mma.cuh, lib/ptx/wgmma.cuh.j2,
+// lib/ptx/wgmma_shapes.cuh.j2, lib/ptx/wgmma_shared.cuh.j2, lib/ptx/transpose.cuh, lib/ptx/reduce.cuh,
+// lib/ptx/turing.cuh, lib/tile/element.cuh, lib/constants.cuh.j2, lib/params.cuh.j2, lib/sequences/keys.cuh,
+// lib/sequences/dense.cuh, lib/masks/packed/full.cuh, backward/queries/full.cuh, attention/kv_tiles.cuh,
+// lib/tile/smem.cuh, lib/softmax/sink.cuh, lib/tile/ring.cuh, backward/share.cuh.j2, backward/query_tiles.cuh,
+// backward_wgmma/products.cuh, backward_wgmma/sums.cuh.j2, backward/rows.cuh.j2, backward_wgmma/keys.cuh.j2,
+// backward_wgmma/query_part.cuh, backward_wgmma/convert.cuh, backward_wgmma/kernel.cu.j2
 
 // ---- lib/base.cuh
 // The machine: integer types, thread indices, barriers, shuffles, dynamic shared memory, scalar maths.
@@ -573,7 +547,7 @@ DEVICE Chunk load_global_16(const void* global, bool valid) {
     return c;
 }
 
-// ---- lib/element.cuh
+// ---- lib/tile/element.cuh
 // One element of a tensor to float and back, for every dtype and arch.
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(fp16 x) { return half_to_float(x); }
@@ -661,13 +635,16 @@ struct Params {
     float* dq_sums;  // dQ before it is scaled and rounded, a place for each head and 64 queries
 };
 
-// ---- lib/sequences/dense.cuh
-// Sequences of one length, each a batch entry of its own, in the words of sequences/varlen.cuh.
+// ---- lib/sequences/keys.cuh
+// The keys of one sequence.
 struct Keys {
-    int number;    // among the batch entries
+    int number;    // among the batch entries, or the packed sequences
     int key_begin, key_end;
     int diagonal;  // row i stands at key i + diagonal
 };
+
+// ---- lib/sequences/dense.cuh
+// Sequences of one length, each a batch entry of its own, in the words of sequences/varlen.cuh.
 struct Sequence : Keys {
     int row_begin, row_end;  // queries
 
@@ -692,7 +669,7 @@ struct Mask {
     DEVICE int row_end(int row) const { return end; }
 };
 
-// ---- lib/queries/full.cuh
+// ---- backward/queries/full.cuh
 // The queries of a sequence that see some key, or all keys, of [key_begin, key_end): every query sees every key.
 struct Observers {
     int begin, end;            // queries outside see none of them
@@ -701,7 +678,7 @@ struct Observers {
         : begin(s.row_begin), end(s.row_end), whole_begin(s.row_begin), whole_end(s.row_end) {}
 };
 
-// ---- lib/kv_tiles.cuh
+// ---- attention/kv_tiles.cuh
 // The key tiles that a block of query rows has to visit, from the last to the first. Tiles are counted from the first key
 // that some row sees, so that a window of W keys never costs a tile more than it must. Tiles that no row sees are not
 // among them; tiles that every row sees whole need no mask.
@@ -727,7 +704,7 @@ template <int BLOCK_N> struct KvTiles {
     DEVICE bool has_key(int key) const { return key_begin <= key && key < key_end; }
 };
 
-// ---- lib/tile.cuh
+// ---- lib/tile/smem.cuh
 // 16-bit tiles in shared memory, and the way out through them.
 //
 // A tile of ROWS x COLUMNS lies as panels of 64 columns, so that a row of a panel is 128 bytes: all 32 banks once. The
@@ -772,7 +749,7 @@ DEVICE void store_fragments(const SmemTile<ROWS, COLUMNS>& tile, int tile_row, c
     }
 }
 
-// ---- lib/sink.cuh
+// ---- lib/softmax/sink.cuh
 // Attention sinks: one extra logit per query head that joins the maximum and the denominator of a finished row only.
 
 // sink_dtype: 0 float32, 1 float16, 2 bfloat16, 3 float64. A null pointer is "no sink".
@@ -799,7 +776,7 @@ DEVICE RowEnd finish_row(float maximum_log2, float sum, float sink_log2) {
     return {scale * reciprocal_approx(denominator), (top + log2_approx(denominator)) * LN2};
 }
 
-// ---- lib/ring.cuh
+// ---- lib/tile/ring.cuh
 // Rings of buffers between one warp that loads and groups that use what it has loaded.
 
 // The barriers of one ring of buffers: `full` counts the copy engine's bytes, `empty` the groups that are done with it.
@@ -817,7 +794,7 @@ template <int STAGES> struct Place {
     }
 };
 
-// ---- lib/backward/share.cuh.j2
+// ---- backward/share.cuh.j2
 // Which rows of which head a block works on: queries of a query head, or keys of a key/value head.
 //
 // `head_group` neighbouring heads run together, all of one block of rows before the next, so that what they read stays in L2.
@@ -851,7 +828,7 @@ template <int ROWS, bool KEYS> DEVICE bool find_share(const Params& p, int heads
     return true;
 }
 
-// ---- lib/backward/query_tiles.cuh
+// ---- backward/query_tiles.cuh
 // The query tiles that a block of keys has to visit, from the first to the last. They are counted from the first query that sees
 // one of the keys. Tiles that no query of sees a key are not among them; tiles whose queries all exist and see all keys need no mask.
 template <int ROWS> struct QueryTiles {
@@ -944,7 +921,7 @@ DEVICE i64 dq_place(const Params& p, const Share& share, int head, int query) {
     return (i64(share.batch) * p.heads_q + head) * ceil_div(p.seqlen_q, 64) + query / 64;
 }
 
-// ---- lib/backward/rows.cuh.j2
+// ---- backward/rows.cuh.j2
 // Before the gradients: what both kernels need of each query, and the gradient of the sinks.
 //
 // Of each query `stats` keeps a pair: its log-sum-exp in log2 units, +inf where the query sees no key, so that its probabilities

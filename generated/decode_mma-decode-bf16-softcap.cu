@@ -19,39 +19,14 @@
 // Warps are merged through shared memory at the end, splits through the workspace: by the last block to arrive if there are
 // tickets, else by decode_combine.
 
-// Contents: decode_mma.cu.j2 and
-//   lib/base.cuh
-//   lib/ptx/math.cuh
-//   lib/ptx/fp16.cuh
-//   lib/ptx/fragment.cuh
-//   lib/ptx/mma.cuh
-//   lib/ptx/ldmatrix.cuh
-//   lib/ptx/copy.cuh
-//   lib/ptx/access.cuh
-//   lib/ptx/split.cuh
-//   lib/ptx/ticket.cuh
-//   lib/ptx/dependent.cuh
-//   lib/constants.cuh.j2
-//   lib/params.cuh.j2
-//   lib/scores/softcap.cuh
-//   lib/masks/full.cuh
-//   lib/pieces.cuh
-//   lib/tile.cuh
-//   lib/warp_loader.cuh
-//   lib/kv/dense.cuh
-//   lib/multiply.cuh
-//   lib/prefetch/dense.cuh
-//   lib/prefetch.cuh
-//   lib/decode_work.cuh
-//   lib/rescale.cuh
-//   lib/softmax.cuh
-//   lib/sink.cuh
-//   lib/partial.cuh
-//   lib/merge.cuh
-//   lib/decode_memory.cuh
-//   lib/shared_queries.cuh
-//   lib/warp_results.cuh
-//   lib/decode_combine.cuh
+// Contents: lib/base.cuh, lib/ptx/math.cuh, lib/ptx/fp16.cuh, lib/ptx/fragment.cuh, lib/ptx/mma.cuh,
+// lib/ptx/ldmatrix.cuh, lib/ptx/copy.cuh, lib/ptx/access.cuh, lib/ptx/split.cuh, lib/ptx/ticket.cuh,
+// lib/ptx/dependent.cuh, lib/constants.cuh.j2, lib/params.cuh.j2, lib/scores/softcap.cuh, lib/masks/full.cuh,
+// decode_mma/pieces.cuh, decode_mma/piece/neighbours.cuh, lib/tile/smem.cuh, decode_mma/warp_loader.cuh,
+// decode_mma/kv/dense.cuh, decode_mma/products/same.cuh, decode_mma/prefetch/dense.cuh, decode_mma/prefetch.cuh,
+// decode_mma/prefetch/own.cuh, decode_mma/work.cuh.j2, lib/softmax/rescale.cuh, lib/softmax/online.cuh,
+// attention/mask_scores.cuh, lib/softmax/sink.cuh, attention/partial.cuh, decode_mma/merge.cuh, decode_mma/memory.cuh,
+// decode_mma/shared_queries.cuh, decode_mma/warp_results.cuh, decode_mma/combine.cuh.j2, decode_mma/kernel.cu.j2
 
 // ---- lib/base.cuh
 // The machine: integer types, thread indices, barriers, shuffles, dynamic shared memory, scalar maths.
@@ -415,7 +390,7 @@ DEVICE int load_guess(const int* global) {
 // Says that the next kernel in the stream may be put in place; it is once all blocks have said so or ended.
 DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
 
-// ---- decode_mma.cu.j2
+// ---- decode_mma/kernel.cu.j2
 using Element = bf16;
 using KvElement = bf16;
 
@@ -432,7 +407,7 @@ constexpr int L2_PREFETCH = 128;
 constexpr int MIN_BLOCKS_PER_SM = 1;
 constexpr int SMEM_BYTES = 139264;
 
-// ---- decode_mma.cu.j2
+// ---- decode_mma/kernel.cu.j2
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILES_M = BLOCK_M / 16, TILES_N = BLOCK_N / 8;
 constexpr int STEPS_OF_HEAD = ceil_div(HEAD_DIM, 16), TILES_OF_HEAD = round_up(HEAD_DIM_V, 16) / 8;
@@ -537,7 +512,7 @@ struct Mask {
     DEVICE int row_end(int row) const { return seqlen_k; }
 };
 
-// ---- lib/pieces.cuh
+// ---- decode_mma/pieces.cuh
 // Which part of which sequence a block works on, cut on the device from the lengths that stand there.
 //
 // The rows of one key/value head are packed: row r is query r / group of head r % group in the group, so that all of them
@@ -705,7 +680,9 @@ struct Rows {
 // Which of the block's heads the rows of a C or A fragment are, whose upper or lower half of 8 rows is meant.
 DEVICE constexpr int head_of(int m, int half) { return (m * 16 + half * 8) / HEAD_ROWS; }
 
-// A block's part of the work: split `split` of `cut.splits`, for the rows `rows`.
+// ---- decode_mma/piece/neighbours.cuh
+// A block's part of the work: split `split` of `cut.splits`, for the rows `rows`. Neighbouring blocks
+// work on neighbouring heads of the same keys.
 struct Piece {
     Cut cut;
     int split;
@@ -722,7 +699,7 @@ struct Piece {
     }
 };
 
-// ---- lib/tile.cuh
+// ---- lib/tile/smem.cuh
 // 16-bit tiles in shared memory, and the way out through them.
 //
 // A tile of ROWS x COLUMNS lies as panels of 64 columns, so that a row of a panel is 128 bytes: all 32 banks once. The
@@ -767,7 +744,7 @@ DEVICE void store_fragments(const SmemTile<ROWS, COLUMNS>& tile, int tile_row, c
     }
 }
 
-// ---- lib/warp_loader.cuh
+// ---- decode_mma/warp_loader.cuh
 // From global memory to a warp's own tiles in shared memory by cp.async.
 
 // Copies tiles of ROWS x COLUMNS 16-bit columns with the 32 lanes of a warp, in passes: neighbouring lanes copy neighbouring chunks of 16
@@ -815,7 +792,7 @@ template <int ROWS, int COLUMNS, int PREFETCH> struct WarpLoader {
     }
 };
 
-// ---- lib/kv/dense.cuh
+// ---- decode_mma/kv/dense.cuh
 // Keys and values that stand in order: key j of a sequence is row j of its part of the cache.
 struct KvRows {
     using KLoader = WarpLoader<BLOCK_N, K_COLUMNS, L2_PREFETCH>;
@@ -846,7 +823,7 @@ struct KvRows {
     }
 };
 
-// ---- lib/multiply.cuh
+// ---- decode_mma/products/same.cuh
 // The two products of attention, and what goes into and comes out of them, where K and V have the dtype of the queries.
 
 // The block's queries as A fragments. Rows that do not exist repeat the last one; columns of another head are zeros. Returns
@@ -922,12 +899,12 @@ DEVICE void store_row(u32 address, const float (&o)[TILES_V][4], int first, int 
 // What a finished row must be multiplied by.
 DEVICE float output_scale(const Params&, int) { return 1; }
 
-// ---- lib/prefetch/dense.cuh
+// ---- decode_mma/prefetch/dense.cuh
 // Where a key stands that is prefetched: keys of a sequence stand in order.
 struct KeyPlace { i64 batch, row; };
 DEVICE KeyPlace guess_place(const Params&, int batch, int key) { return {batch, key}; }
 
-// ---- lib/prefetch.cuh
+// ---- decode_mma/prefetch.cuh
 // While the kernel before this one ends and HBM is idle, a block has L2 fetch the keys and values that its warps load first. Lengths,
 // query_starts and numbers of pages may still be written by then, so that the piece is a guess: it lies in the cache whatever
 // stands there, and nothing but L2 gets to know of it.
@@ -960,6 +937,9 @@ DEVICE void prefetch_piece(const Params& p, const Piece& piece, const Tiles& til
         }
     }
 }
+
+// ---- decode_mma/prefetch/own.cuh
+// Has L2 fetch what this block's piece begins with, whatever lengths say by then.
 DEVICE void prefetch_piece(const Params& p) {
     if (p.prefetch_tiles == 0) return;
     const Cut cut = cut_of_piece<Guessing>(p, block_id());
@@ -968,7 +948,7 @@ DEVICE void prefetch_piece(const Params& p) {
     prefetch_piece(p, piece, Tiles(Mask(p, cut.queries.count, cut.length), cut.queries.count));
 }
 
-// ---- lib/decode_work.cuh
+// ---- decode_mma/work.cuh.j2
 // What softmax asks of the rows.
 struct Work {
     const Params& p;
@@ -976,7 +956,7 @@ struct Work {
     DEVICE int query(int row) const { return rows.query(p, row); }
 };
 
-// ---- lib/rescale.cuh
+// ---- lib/softmax/rescale.cuh
 // What online softmax asks of a tile of scores, and does to the output, whatever its sums are relative to.
 
 // Probabilities are exp2(fma(score, scale, -reference)), and the reference is a product that was rounded: at the row's maximum that
@@ -1023,7 +1003,7 @@ DEVICE void rescale_output(float (&o)[TILES_M][TILES_V][4], const Rescale<TILES_
             for (int i = 0; i < 4; ++i) o[m][v][i] *= rescale.factor[m][i / 2];
 }
 
-// ---- lib/softmax.cuh
+// ---- lib/softmax/online.cuh
 // Online softmax over C fragments of scores. Each lane holds two rows a fragment: index 0 is row c_row(), 1 is c_row() + 8.
 //
 // The running maximum is kept in units of raw scores; p = exp2(s * scale_log2 - maximum * scale_log2) is one fused
@@ -1094,6 +1074,7 @@ DEVICE void exponentiate(float (&s)[TILES_M][TILES_N][4], RowStatistics<TILES_M>
         }
 }
 
+// ---- attention/mask_scores.cuh
 // Sets the scores of hidden keys in one tile to -inf. `row` is that of the first element within the block. Bounds are made
 // relative to this lane's first column, so that each element is compared with a constant.
 template <int TILES_M, int TILES_N, typename Tiles>
@@ -1123,7 +1104,7 @@ DEVICE void mask_scores(float (&s)[TILES_M][TILES_N][4], const Mask& mask, const
         }
 }
 
-// ---- lib/sink.cuh
+// ---- lib/softmax/sink.cuh
 // Attention sinks: one extra logit per query head that joins the maximum and the denominator of a finished row only.
 
 // sink_dtype: 0 float32, 1 float16, 2 bfloat16, 3 float64. A null pointer is "no sink".
@@ -1150,7 +1131,7 @@ DEVICE RowEnd finish_row(float maximum_log2, float sum, float sink_log2) {
     return {scale * reciprocal_approx(denominator), (top + log2_approx(denominator)) * LN2};
 }
 
-// ---- lib/partial.cuh
+// ---- attention/partial.cuh
 // Partial results of the same rows and different keys: O, the row maximum (log2 units) and the row sum relative to it. What
 // blocks leave of each in the workspace, and how a row is closed when all of them are put together.
 
@@ -1182,7 +1163,7 @@ DEVICE void finish(const Partial& whole, float sink_log2, float scale, Element* 
     if (lse) *lse = end.lse;
 }
 
-// ---- lib/merge.cuh
+// ---- decode_mma/merge.cuh
 // What pieces leave in the workspace, put together, always in the order of the keys, so that the result is the same bit for bit
 // however blocks ran.
 
@@ -1271,7 +1252,7 @@ template <int THREADS> DEVICE void merge_splits(const Params& p, const Rows& row
     }
 }
 
-// ---- lib/decode_memory.cuh
+// ---- decode_mma/memory.cuh
 // Tiles of decode_mma, and where they lie in a block's shared memory.
 using QTile = SmemTile<BLOCK_M, BLOCK_HEADS_KV * HEAD_DIM>;
 using KTile = SmemTile<BLOCK_N, K_COLUMNS>;
@@ -1288,7 +1269,7 @@ static_assert(SMEM_BYTES == larger(larger(Q_BYTES + NUM_WARPS * NUM_STAGES * STA
 static_assert(BLOCK_M % 16 == 0 && BLOCK_N % 16 == 0 && HEAD_DIM % 8 == 0 && HEAD_DIM_V % 8 == 0, "fragments and 16-byte chunks");
 static_assert(BLOCK_HEADS_KV == 1 || (HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0), "a fragment is of one head");
 
-// ---- lib/shared_queries.cuh
+// ---- decode_mma/shared_queries.cuh
 // Starts copying the block's queries; rows that do not exist, and columns of another head, become zeros.
 DEVICE void load_q(const QTile& tile, const Params& p, const Rows& rows) {
     constexpr int CHUNKS_OF_HEAD = round_up(HEAD_DIM, 16) / 8, CHUNKS = BLOCK_HEADS_KV * CHUNKS_OF_HEAD;
@@ -1301,7 +1282,7 @@ DEVICE void load_q(const QTile& tile, const Params& p, const Rows& rows) {
     }
 }
 
-// ---- lib/warp_results.cuh
+// ---- decode_mma/warp_results.cuh
 // What the warps of a block leave in shared memory for each other, and how it is put together.
 
 // Leaves a warp's O, row maxima and row sums in shared memory.
@@ -1344,7 +1325,7 @@ DEVICE Partial merge_warps(int row, int column) {
     return whole;
 }
 
-// ---- decode_mma.cu.j2
+// ---- decode_mma/kernel.cu.j2
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_mma(const __grid_constant__ Params p) {
     prefetch_piece(p);
     if (!uniform(p)) wait_for_dependencies();  // for the lengths that stand there
@@ -1463,7 +1444,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
     merge_splits<THREADS>(p, piece.rows, cut, smem_base(), SMEM_BYTES);
 }
 
-// ---- lib/decode_combine.cuh
+// ---- decode_mma/combine.cuh.j2
 // Merges the splits of each sequence, head and tile of rows, one a block, after decode_mma without tickets.
 extern "C" __global__ void __launch_bounds__(COMBINE_THREADS, 1) decode_combine(const __grid_constant__ Params p) {
     const int unsplit = unsplit_pieces(p, p.seqlen_q), batch = block_id() / unsplit, number = block_id() - batch * unsplit;

@@ -15,34 +15,13 @@
 // registers, O += P V with P from registers. While softmax works on one tile's scores, the tensor cores are kept busy by
 // the products of the tiles before and after it (OVERLAP), and by another group (PING_PONG: groups take turns to multiply).
 
-// Contents: forward_wgmma.cu.j2 and
-//   lib/base.cuh
-//   lib/ptx/math.cuh
-//   lib/ptx/fp16.cuh
-//   lib/ptx/access.cuh
-//   lib/ptx/mbarrier.cuh
-//   lib/ptx/warpgroup.cuh
-//   lib/ptx/tma.cuh
-//   lib/ptx/ticket.cuh
-//   lib/ptx/fragment.cuh
-//   lib/ptx/wgmma.cuh.j2
-//   lib/ptx/stmatrix.cuh
-//   lib/constants.cuh.j2
-//   lib/params.cuh.j2
-//   lib/masks/full.cuh
-//   lib/tight_tiles.cuh
-//   lib/schedule.cuh
-//   lib/tile.cuh
-//   lib/rescale.cuh
-//   lib/warpgroup_mask.cuh
-//   lib/warpgroup_softmax.cuh
-//   lib/sink.cuh
-//   lib/ring.cuh
-//   lib/task.cuh
-//   lib/warpgroup_tiles.cuh
-//   lib/warpgroup_memory.cuh
-//   lib/loads.cuh
-//   lib/results/finished.cuh
+// Contents: lib/base.cuh, lib/ptx/math.cuh, lib/ptx/fp16.cuh, lib/ptx/access.cuh, lib/ptx/mbarrier.cuh,
+// lib/ptx/warpgroup.cuh, lib/ptx/tma.cuh, lib/ptx/ticket.cuh, lib/ptx/fragment.cuh, lib/ptx/wgmma.cuh.j2,
+// lib/ptx/stmatrix.cuh, lib/constants.cuh.j2, lib/params.cuh.j2, lib/masks/full.cuh, forward_wgmma/tiles/tight.cuh.j2,
+// forward/work/dense.cuh, lib/tile/smem.cuh, lib/softmax/rescale.cuh, forward_wgmma/mask_scores.cuh,
+// lib/softmax/warpgroup.cuh, lib/softmax/sink.cuh, lib/tile/ring.cuh, forward_wgmma/task.cuh.j2,
+// forward_wgmma/products.cuh, forward_wgmma/memory.cuh, forward_wgmma/loads/dense.cuh.j2,
+// forward_wgmma/results/finished.cuh.j2, forward_wgmma/kernel.cu.j2
 
 // ---- lib/base.cuh
 // The machine: integer types, thread indices, barriers, shuffles, dynamic shared memory, scalar maths.
@@ -469,7 +448,7 @@ template <typename Tile> DEVICE void store_a(const Tile& tile, int lane, int row
                  :: "r"(tile.address(row, chunk, lane % 16, lane / 16)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
 }
 
-// ---- forward_wgmma.cu.j2
+// ---- forward_wgmma/kernel.cu.j2
 using Element = bf16;
 
 // ---- lib/constants.cuh.j2
@@ -489,7 +468,7 @@ constexpr int SMEM_BYTES = 180480;
 constexpr int LOADER_REGISTERS = 32;
 constexpr int REGISTERS = 160;
 
-// ---- forward_wgmma.cu.j2
+// ---- forward_wgmma/kernel.cu.j2
 constexpr int UNIT_ROWS = 64, BLOCK_M = NUM_WARPGROUPS * UNIT_ROWS;  // M of wgmma
 constexpr int THREADS = (1 + NUM_WARPGROUPS) * WARPGROUP_SIZE;
 constexpr int TILES_N = BLOCK_N / 8, TILES_V = HEAD_DIM_V / 8;
@@ -552,7 +531,7 @@ struct Mask {
     DEVICE int row_end(int row) const { return seqlen_k; }
 };
 
-// ---- lib/tight_tiles.cuh
+// ---- forward_wgmma/tiles/tight.cuh.j2
 // The key tiles that a block of query rows has to visit, from the last to the first. Tiles are counted from the
 // first key that some row sees; the last one ends with the last such key and shares with the one before it what does not fill a
 // tile. So no tile holds keys that no row sees, unless all there are do not fill one: that tile begins before them. Where there
@@ -583,7 +562,7 @@ template <int BLOCK_N> struct KvTiles {
     DEVICE int right(int tile) const { return shared_end - first_key(tile); }
 };
 
-// ---- lib/schedule.cuh
+// ---- forward/work/dense.cuh
 // Which queries a block works on, and in what order blocks do.
 //
 // A block owns BLOCK_QUERIES consecutive queries of each of BLOCK_HEADS query heads that share a key/value head. Its rows
@@ -633,7 +612,7 @@ struct Work {
     }
 };
 
-// ---- lib/tile.cuh
+// ---- lib/tile/smem.cuh
 // 16-bit tiles in shared memory, and the way out through them.
 //
 // A tile of ROWS x COLUMNS lies as panels of 64 columns, so that a row of a panel is 128 bytes: all 32 banks once. The
@@ -678,7 +657,7 @@ DEVICE void store_fragments(const SmemTile<ROWS, COLUMNS>& tile, int tile_row, c
     }
 }
 
-// ---- lib/rescale.cuh
+// ---- lib/softmax/rescale.cuh
 // What online softmax asks of a tile of scores, and does to the output, whatever its sums are relative to.
 
 // Probabilities are exp2(fma(score, scale, -reference)), and the reference is a product that was rounded: at the row's maximum that
@@ -725,7 +704,7 @@ DEVICE void rescale_output(float (&o)[TILES_M][TILES_V][4], const Rescale<TILES_
             for (int i = 0; i < 4; ++i) o[m][v][i] *= rescale.factor[m][i / 2];
 }
 
-// ---- lib/warpgroup_mask.cuh
+// ---- forward_wgmma/mask_scores.cuh
 // Sets the scores of hidden keys in one tile to -inf. `row` is that of the warp's first row within the block. Columns that all
 // rows see are left alone, 16 at a time: of 143 keys that 16 queries see under a window of 128, 30 need to be compared.
 template <int TILES_N, typename Tiles>
@@ -766,7 +745,7 @@ DEVICE void mask_scores(float (&s)[1][TILES_N][4], const Mask& mask, const Work&
     }
 }
 
-// ---- lib/warpgroup_softmax.cuh
+// ---- lib/softmax/warpgroup.cuh
 // Online softmax over one C fragment of scores: of a lane's two rows, index 0 is row c_row(), 1 is c_row() + 8.
 //
 // What probabilities are relative to is kept in log2 units and begins at a finite number below all scores: nothing is ever -inf
@@ -845,7 +824,7 @@ template <int TILES_N> DEVICE void exponentiate(float (&s)[1][TILES_N][4], RowSt
             }
 }
 
-// ---- lib/sink.cuh
+// ---- lib/softmax/sink.cuh
 // Attention sinks: one extra logit per query head that joins the maximum and the denominator of a finished row only.
 
 // sink_dtype: 0 float32, 1 float16, 2 bfloat16, 3 float64. A null pointer is "no sink".
@@ -872,7 +851,7 @@ DEVICE RowEnd finish_row(float maximum_log2, float sum, float sink_log2) {
     return {scale * reciprocal_approx(denominator), (top + log2_approx(denominator)) * LN2};
 }
 
-// ---- lib/ring.cuh
+// ---- lib/tile/ring.cuh
 // Rings of buffers between one warp that loads and groups that use what it has loaded.
 
 // The barriers of one ring of buffers: `full` counts the copy engine's bytes, `empty` the groups that are done with it.
@@ -890,7 +869,7 @@ template <int STAGES> struct Place {
     }
 };
 
-// ---- lib/task.cuh
+// ---- forward_wgmma/task.cuh.j2
 // How blocks come by their work. Without p.tickets each has one block of the grid. With it there is a block for each place on
 // the GPU: they begin with their own numbers and draw further ones from the counter, so that whoever is done early takes more.
 // The counter comes back to 0 when all have drawn a number beyond the last.
@@ -905,13 +884,13 @@ struct alignas(64) Task {
     bool exists;  // false: there is no more work
 };
 
-// ---- forward_wgmma.cu.j2
+// ---- forward_wgmma/kernel.cu.j2
 using QTile = SmemTile<UNIT_ROWS, HEAD_DIM>;  // of one group
 using OTile = SmemTile<UNIT_ROWS, HEAD_DIM_V>;
 using KTile = SmemTile<BLOCK_N, HEAD_DIM>;
 using VTile = SmemTile<BLOCK_N, HEAD_DIM_V>;
 
-// ---- lib/warpgroup_tiles.cuh
+// ---- forward_wgmma/products.cuh
 // What a warpgroup and its loader do with whole tiles: copies and products.
 
 // Starts the copies of one tile, a panel of 64 columns at a time.
@@ -966,7 +945,7 @@ DEVICE void zero_rows(const VTile& v, int first, int count, int group) {
     named_barrier_sync(1 + group, WARPGROUP_SIZE);
 }
 
-// ---- lib/warpgroup_memory.cuh
+// ---- forward_wgmma/memory.cuh
 // Shared memory: buffers of Q (later of the output), of K, of V, then barriers and tasks.
 constexpr int ROWS_BYTES = larger(QTile::BYTES, OTile::BYTES);
 constexpr int K_OFFSET = Q_STAGES * NUM_WARPGROUPS * ROWS_BYTES, V_OFFSET = K_OFFSET + NUM_STAGES * KTile::BYTES;
@@ -984,7 +963,7 @@ struct Rings {
     DEVICE Rings() {}
 };
 
-// ---- lib/loads.cuh
+// ---- forward_wgmma/loads/dense.cuh.j2
 // The loader's part: one thread that keeps the rings full, block after block.
 DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
     Place<Q_STAGES> q_place;
@@ -1022,7 +1001,7 @@ DEVICE void load_blocks(const Params& p, const Rings& rings, int blocks) {
     mbarrier_arrive(rings.q.full(q_place.stage));
 }
 
-// ---- lib/results/finished.cuh
+// ---- forward_wgmma/results/finished.cuh.j2
 // The way out of a block of queries that has seen all of its keys.
 
 // Stores a group's output from its tile: by the copy engine, which goes on reading the tile for a while, unless the block has
@@ -1101,7 +1080,7 @@ DEVICE void end_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatis
     store_output(p, tile, o, task.work, group);
 }
 
-// ---- forward_wgmma.cu.j2
+// ---- forward_wgmma/kernel.cu.j2
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_wgmma(const __grid_constant__ Params p) {
     const int blocks = Work::count(p);
     const Rings rings;
@@ -1231,3 +1210,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
     } while (p.tickets);
     if (leader) wait_until_read();  // shared memory must outlive the copy
 }
+

@@ -16,10 +16,6 @@ settings.load_profile("autotune")
 _HOME = "AUTOTUNE_TEST_HOME"  # set by the process that started the session, read by its xdist workers
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write the golden files of rendered sources anew")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Points the database and the compile cache at one temporary folder that all workers of the session share."""
     if _HOME not in os.environ:

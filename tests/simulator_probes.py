@@ -10,11 +10,12 @@ import numpy as np
 
 from autotune import simulator
 from autotune.kernels.base import Step
+from autotune.cuda import render
 from autotune.cuda.render import HOST_TWINS, TEMPLATES
 from autotune.simulator.job import launch
 from autotune.simulator.memory import Memory
 
-FIRST = ("math", "fp16", "fragment", "mma", "split")  # others build on these
+FIRST = ("math.cuh", "fp16.cuh", "fragment.cuh", "mma.cuh", "split.cuh")  # other twins build on these
 PARAMS = """
 struct Params { u32* in; u32* out; int n; int zero; };
 extern "C" __global__ void __launch_bounds__(%d) probe(const __grid_constant__ Params p) {
@@ -23,12 +24,12 @@ extern "C" __global__ void __launch_bounds__(%d) probe(const __grid_constant__ P
 """
 
 
-def headers(folder: Path) -> str:
-    """base.cuh and all headers of lib/ptx/ as text, of the twins or of the templates."""
-    names = sorted(path.stem for path in (folder / "lib" / "ptx").glob("*.cuh"))
+def headers(folder: Path, *more: str, **values: object) -> str:
+    """base.cuh, all headers of lib/ptx/ and `more` as text, of the twins or of the templates."""
+    names = sorted(path.name for path in (folder / "lib" / "ptx").glob("*.cuh"))
     names = [*FIRST, *(name for name in names if name not in FIRST)]
-    files = [folder / "lib" / "base.cuh", *(folder / "lib" / "ptx" / f"{name}.cuh" for name in names)]
-    return "\n".join(path.read_text() for path in files)
+    return render.headers("lib/base.cuh", *(f"lib/ptx/{name}" for name in names), *more,
+                          ptx="host" if folder == HOST_TWINS else "cuda", **values)
 
 
 def source(body: str, threads: int = 32, twins: bool = True) -> str:

@@ -15,6 +15,7 @@ from .fields import (LEAST_ALIBI_SCALE, LOG2E, MAX_FLOAT, Field, bounded, mask_f
 
 WARP_SIZE = 32
 RECENT_SIZES = 1024  # exact sizes of calls of which a plan keeps how they are launched
+NOTHING = "lib/nothing.cuh"  # the header of what a problem or a config lacks
 
 
 def resident_blocks(gpu: Gpu, threads: int, registers: int, smem_bytes: int) -> int:
@@ -66,6 +67,11 @@ Sizer = Callable[[Sized], "tuple[int, ...]"]  # gives the grid of each step of t
 # Values of launch parameters that follow from sizes: of (batch, seqlen_q, seqlen_k), lengths of a sequence.
 Resized = Callable[[int, int, int], "dict[str, Value]"]
 Rule = Callable[[Static, Mapping[str, Value], Gpu], "str | None"]
+
+
+def header_if(wanted: bool, name: str) -> str:
+    """The header `name`, or the empty one."""
+    return name if wanted else NOTHING
 
 
 class Kernel:

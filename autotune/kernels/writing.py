@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from .base import Field, Step
 
 ENTRY = "cache_write"
-TEMPLATE = "cache_write.cu.j2"
+TEMPLATE = "cache_write/kernel.cu.j2"
 THREADS = 256
 COLUMNS = 8  # of a thread
 LEAST_ARCH_OF_E4M3 = 89

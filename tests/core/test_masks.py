@@ -56,6 +56,6 @@ def test_every_field_and_kind_is_known_everywhere():
     assert set(COUNTED.values()) == set(Bounds._fields) <= set(Problem.__dataclass_fields__)
     assert TYPICAL.keys() == KINDS.keys() and all(each.kind == kind for kind, those in TYPICAL.items() for each in those)
     assert all(telling(kind, keys).kind == kind for kind in KINDS for keys in (0, 1, 64, 5000))
-    for folder in ("masks", "masks/packed", "queries"):
-        assert {path.stem for path in (TEMPLATES / "lib" / folder).glob("*.cuh")} == KINDS.keys()
+    for folder in ("lib/masks", "lib/masks/packed", "backward/queries"):
+        assert {path.stem for path in (TEMPLATES / folder).glob("*.cuh")} == KINDS.keys()
     assert all(names.keys() <= set(Bounds._fields) for names in KINDS.values())

@@ -18,7 +18,7 @@ from autotune.core.gpu import by_name, detect
 from autotune.kernels.base import Map, Step
 from autotune.kernels.forward.wgmma import ForwardWgmma
 from autotune.core.problem import Problem
-from autotune.cuda.render import HOST_TWINS, TEMPLATES, _environment
+from autotune.cuda.render import HOST_TWINS, TEMPLATES
 from autotune.simulator.job import launch as simulate
 from autotune.simulator.memory import Memory, tensor_map
 
@@ -26,27 +26,27 @@ SEEDS = (0, 1, 2)
 
 
 def source(probe, twins: bool) -> str:
-    text = [simulator_probes.headers(HOST_TWINS if twins else TEMPLATES)]
+    more, values = [], {}
     for header in probe.headers:
         if header == "tile":
-            text += ["using Element = bf16;", (TEMPLATES / "lib" / "tile.cuh").read_text()]
+            more.append("lib/tile/smem.cuh")
         else:
-            text.append(wgmma(header.split()[1], "host" if twins else "cuda"))
+            more += [f"lib/ptx/{file}.cuh.j2" for file in ("wgmma", "wgmma_shapes", "wgmma_shared")]
+            values = operands(header.split()[1])
     maps = "TensorMap load, store; " if probe.mapped else ""
     params = simulator_probes.PARAMS.replace("struct Params { ", "struct Params { " + maps)
-    return "\n".join([*text, params % (probe.threads, probe.body)])
+    text = simulator_probes.headers(HOST_TWINS if twins else TEMPLATES, *more, **values)
+    return "\n".join([text, "using Element = bf16;", params % (probe.threads, probe.body)])
 
 
-def wgmma(dtype: str, ptx: str) -> str:
-    """wgmma.cuh.j2 for S with 48 columns and O with 72, and the multiplies of further shapes."""
+def operands(dtype: str) -> dict[str, object]:
+    """What wgmma.cuh.j2 asks for, for S with 48 columns and O with 72, and the multiplies of further shapes."""
     kernel = ForwardWgmma()
     static = Problem.parse(f"forward-{dtype}-b1-h1x1-q64-k64-d64x72").static
     values = {p.name: p.values[0] for p in kernel.parameters if not p.derived}
     config = kernel.config(static, {**values, "block_n": 48})
     operands = kernel.operands(static, config)
-    operands.update(ds=operands["pv"], more_qk=[], more_pv=[])
-    files = ("wgmma", "wgmma_shapes", "wgmma_shared")
-    return "\n".join(_environment(ptx).get_template(f"lib/ptx/{file}.cuh.j2").render(**operands) for file in files)
+    return {**operands, "ds": operands["pv"], "more_qk": [], "more_pv": []}
 
 
 def on_simulator(probe, data: np.ndarray, seed: int) -> np.ndarray:

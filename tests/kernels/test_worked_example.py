@@ -27,7 +27,8 @@ def block_after(heading: str) -> str:
 def lane(tmp_path, monkeypatch):
     """The kernel of the page, registered, in a copy of templates/."""
     templates = shutil.copytree(render.TEMPLATES, tmp_path / "templates")
-    (templates / "forward_lane.cu.j2").write_text(block_after("templates/forward_lane.cu.j2"))
+    (templates / "forward_lane").mkdir()
+    (templates / "forward_lane" / "kernel.cu.j2").write_text(block_after("templates/forward_lane/kernel.cu.j2"))
     module = ModuleType("autotune.kernels.forward.lane")
     module.__package__ = "autotune.kernels.forward"
     exec(block_after("autotune/kernels/forward/lane.py"), module.__dict__)

@@ -9,7 +9,7 @@ from typing import Callable
 from ...core.config import Config, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
-from ..base import LEAST_ALIBI_SCALE, RECENT_SIZES, Field, Kernel, Resized, Sizer, bounded, mask_fields, reciprocal
+from ..base import LEAST_ALIBI_SCALE, RECENT_SIZES, Field, Kernel, Resized, Sizer, bounded, mask_fields, reciprocal, header_if
 from ..forward.base import ALIBI_FIELDS, ELEMENTS
 
 DECODE_TENSORS = ("q", "k", "v", "out")
@@ -122,8 +122,10 @@ class DecodeKernel(Kernel):
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         e4m3 = static.kv_dtype == "e4m3"
-        return {"kv_header": f"lib/kv/{static.kv}.cuh", "prefetch_header": f"lib/prefetch/{static.kv}.cuh",
-                "multiply_header": f"lib/multiply{'_fp8' if e4m3 else ''}.cuh", "kv_dtype": static.kv_dtype,
+        return {"kv_header": f"decode_mma/kv/{static.kv}.cuh", 
+                "multiply_header": "decode_mma/products/e4m3.cuh.j2" if e4m3 else "decode_mma/products/same.cuh", "kv_dtype": static.kv_dtype,
+                "fp8_header": header_if(e4m3, "lib/ptx/fp8.cuh"), "element_header": header_if(e4m3, "lib/tile/element.cuh"),
+                "shared_queries_header": header_if(not e4m3, "decode_mma/shared_queries.cuh"),
                 "kv_element": "e4m3" if e4m3 else ELEMENTS[static.kv_dtype]}
 
     def block_rows(self, config: Config) -> int:

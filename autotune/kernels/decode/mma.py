@@ -8,7 +8,7 @@ from typing import Mapping
 from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
-from ..base import WARP_SIZE, Step, resident_blocks
+from ..base import WARP_SIZE, Step, resident_blocks, header_if
 from .base import DECODE_FIELDS, MAX_CLUSTER, DecodeKernel, row_tiles, rows_of, unsplit_pieces
 from .defaults import early_tiles, is_short, may_guess, pieces, skeletons, speculates, stands_alone, visible
 from .rules import RULES, key_bytes, ring_bytes, smem_bytes, whole_fragments
@@ -53,7 +53,7 @@ NO_CONSTANTS = ("DEPENDENT_LAUNCH", "CLUSTER_MERGES", "SPECULATIVE_START")
 
 class DecodeMma(DecodeKernel):
     name = "decode_mma"
-    template = "decode_mma.cu.j2"
+    template = "decode_mma/kernel.cu.j2"
     summary = "tensor cores through mma.sync, split over keys; fp16 and bf16, e4m3 caches"
     min_arch = 80
     sized = ("pieces",)
@@ -117,8 +117,15 @@ class DecodeMma(DecodeKernel):
         return [constant for constant in super().constants(static, config) if constant[1] not in NO_CONSTANTS]
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
-        chosen = (name.lower() for name in (*NO_CONSTANTS, "BLOCK_HEADS_KV"))
-        return {**super().operands(static, config), **{name: config[name] for name in chosen}}
+        chosen = {name.lower(): config[name.lower()] for name in (*NO_CONSTANTS, "BLOCK_HEADS_KV")}
+        dependent, speculative, clusters = (config[name.lower()] for name in NO_CONSTANTS[:1] + NO_CONSTANTS[2:] + NO_CONSTANTS[1:2])
+        start = "decode_mma/start.cuh" if speculative else "decode_mma/prefetch/own.cuh"
+        return {**super().operands(static, config), **chosen,
+                "dependent_header": header_if(dependent, "lib/ptx/dependent.cuh"),
+                "prefetch_header": header_if(dependent, f"decode_mma/prefetch/{static.kv}.cuh"),
+                "start_header": header_if(dependent, start),
+                "piece_header": f"decode_mma/piece/{'clustered' if clusters else 'neighbours'}.cuh",
+                "cluster_header": header_if(clusters, "decode_mma/cluster_merge.cuh")}
 
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """As many bytes in flight as an SM can hold with room to spare (notes on Little's law: 25 KB are the least for an

@@ -8,7 +8,7 @@ from typing import Mapping
 from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
-from ..base import WARP_SIZE, Field, Step, resident_blocks
+from ..base import WARP_SIZE, Field, Step, resident_blocks, header_if
 from .base import FORWARD_FIELDS, ForwardKernel
 from ..limits import block_exceeded, shared_memory_exceeded
 from .varlen import with_note
@@ -67,7 +67,7 @@ def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
 
 class ForwardMma(ForwardKernel):
     name = "forward_mma"
-    template = "forward_mma.cu.j2"
+    template = "forward_mma/kernel.cu.j2"
     summary = "tensor cores through mma.sync, fp16 and bf16"
     min_arch = 75
     aligned = True
@@ -137,6 +137,10 @@ class ForwardMma(ForwardKernel):
         shapes = ({}, dict(num_stages=1), *(dict(block_m=64, block_n=n, num_warps=4, num_stages=1) for n in (64, 32, 16)))
         configs = [self.config(problem.static, {**fixed, **tile, **shape}) for shape in shapes]
         return next((c for c in configs if self.illegal(problem.static, c, gpu) is None), configs[-1])
+
+    def operands(self, static: Static, config: Config) -> dict[str, object]:
+        return {**super().operands(static, config),
+                "paged_loader_header": header_if(static.kv == "paged", "forward_mma/paged_loader.cuh")}
 
     def block_queries(self, config: Config) -> int:
         return config["block_m"] // config["block_heads"]

@@ -8,7 +8,7 @@ from typing import Mapping
 from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
-from ..base import WARP_SIZE, Field, Step, resident_blocks
+from ..base import WARP_SIZE, Field, Step, resident_blocks, header_if
 from .base import FORWARD_FIELDS, ForwardKernel
 from ..limits import registers_available, registers_exceeded, shared_memory_exceeded
 from .varlen import with_note
@@ -33,7 +33,7 @@ def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
 
 class ForwardSimt(ForwardKernel):
     name = "forward_simt"
-    template = "forward_simt.cu.j2"
+    template = "forward_simt/kernel.cu.j2"
     summary = "CUDA cores; fp32, fp16 and bf16, any head dim, any arch"
     min_arch = 75
     aligned = False
@@ -69,6 +69,10 @@ class ForwardSimt(ForwardKernel):
             if self.illegal(problem.static, config, gpu) is None:
                 return config
         raise AssertionError(f"reject() let {problem} pass, but no config of {self.name} is legal on {gpu.name}")
+
+    def operands(self, static: Static, config: Config) -> dict[str, object]:
+        return {**super().operands(static, config), "tanh_header": header_if(static.softcap, "lib/ptx/tanh.cuh"),
+                "paged_rows_header": header_if(static.kv == "paged", "forward_simt/paged_rows.cuh")}
 
     def block_queries(self, config: Config) -> int:
         return config["num_warps"] * config["rows_per_warp"]

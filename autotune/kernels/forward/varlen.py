@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Iterable
 
 from ...core.problem import Static
-from ..base import Field
+from ..base import NOTHING, Field
 
 NOTE_BYTES = 64  # of shared memory, where a block that does one item leaves what it is
 
@@ -52,11 +52,12 @@ PACKED_TEXTS = {"work": " = find_work(p)", "mask": "p, work", "number": "work.nu
 def headers(static: Static) -> dict[str, object]:
     """Names for the template: the K/V source, the headers that go with it, and texts."""
     if not static.packed:
-        return {"kv": "dense", "sequence": DENSE_TEXTS, "schedule_header": "lib/schedule.cuh",
-                "loads_header": "lib/loads.cuh"}
-    return {"kv": static.kv, "sequence": PACKED_TEXTS, "schedule_header": "lib/packed_schedule.cuh",
-            "sequence_header": f"lib/sequences/{static.kv}.cuh", "boxes_header": f"lib/boxes/{static.kv}.cuh",
-            "loads_header": "lib/packed_loads.cuh"}
+        return {"kv": "dense", "sequence": DENSE_TEXTS, "schedule_header": "forward/work/dense.cuh",
+                "loads_header": "forward_wgmma/loads/dense.cuh.j2", "sequence_header": NOTHING, "boxes_header": NOTHING,
+                "note_header": NOTHING}
+    return {"kv": static.kv, "sequence": PACKED_TEXTS, "schedule_header": "forward/work/packed.cuh",
+            "sequence_header": f"lib/sequences/{static.kv}.cuh", "boxes_header": f"forward_wgmma/boxes/{static.kv}.cuh",
+            "loads_header": "forward_wgmma/loads/packed.cuh", "note_header": "forward/note.cuh"}
 
 
 def with_note(static: Static, smem_bytes: int) -> int:

@@ -10,7 +10,7 @@ from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
 from . import splits, defaults
-from ..base import RECENT_SIZES, Field, Map, Resized, Sizer, Step, resident_blocks
+from ..base import RECENT_SIZES, Field, Map, Resized, Sizer, Step, resident_blocks, header_if
 from .base import FORWARD_FIELDS, TENSORS, ForwardKernel
 from .mma import PANEL
 from ..limits import registers_exceeded, shared_memory_exceeded
@@ -90,7 +90,7 @@ def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
 
 class ForwardWgmma(ForwardKernel):
     name = "forward_wgmma"
-    template = "forward_wgmma.cu.j2"
+    template = "forward_wgmma/kernel.cu.j2"
     summary = "Hopper: TMA, wgmma, specialised warps; fp16 and bf16"
     min_arch = 90
     aligned = draws = True
@@ -162,10 +162,12 @@ class ForwardWgmma(ForwardKernel):
         return fields + ((splits.WORKSPACE_FIELD,) if config["split_keys"] else ())
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
-        tiles = "aligned" if static.packed and static.kv == "paged" else "tight"
-        results = "partial" if config["split_keys"] else "finished"
-        return {**super().operands(static, config), "tiles_header": f"lib/{tiles}_tiles.cuh", "split_keys": config["split_keys"],
-                "results_header": f"lib/results/{results}.cuh",
+        tiles = "aligned.cuh" if static.packed and static.kv == "paged" else "tight.cuh.j2"
+        results = "partial.cuh" if config["split_keys"] else "finished.cuh.j2"
+        return {**super().operands(static, config), "tiles_header": f"forward_wgmma/tiles/{tiles}", "split_keys": config["split_keys"],
+                "results_header": f"forward_wgmma/results/{results}",
+                **{f"{name}_header": header_if(config["split_keys"], f"forward_wgmma/split/{file}.cuh")
+                   for name, file in (("split_machine", "machine"), ("split_tiles", "tiles"), ("combine", "combine"))},
                 "wgmma_type": {"bf16": "bf16", "fp16": "f16"}[static.dtype], "qk": _multiply(config["block_n"]),
                 "pv": _multiply(static.head_dim_v)}
 

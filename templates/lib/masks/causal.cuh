@@ -1,3 +1,6 @@
+#include "lib/base.cuh"
+#include "lib/params.cuh.j2"
+
 // Bottom-right causal: row i sees key j iff j <= i + seqlen_k - seqlen_q.
 struct Mask {
     int seqlen_k, offset;

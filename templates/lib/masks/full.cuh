@@ -1,3 +1,6 @@
+#include "lib/base.cuh"
+#include "lib/params.cuh.j2"
+
 // Every query sees every key.
 struct Mask {
     int seqlen_k;

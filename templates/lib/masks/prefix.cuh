@@ -1,3 +1,6 @@
+#include "lib/base.cuh"
+#include "lib/params.cuh.j2"
+
 // Causal, bottom-right, but for the first `prefix` keys, which every row sees: row i sees key j iff
 // j < max(prefix, i + seqlen_k - seqlen_q + 1).
 struct Mask {

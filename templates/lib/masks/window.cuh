@@ -1,3 +1,6 @@
+#include "lib/base.cuh"
+#include "lib/params.cuh.j2"
+
 // A window, inclusive on both sides: row i sees key j iff i + offset - left <= j <= i + offset + right, with
 // offset = seqlen_k - seqlen_q. Lengths are at most 2^30 and bounds at most 2^30 - 2^16, which stands for
 // "unbounded", so that sums stay in 32 bits; causal is right = 0.

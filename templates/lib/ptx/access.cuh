@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // Single accesses to shared and global memory of chosen widths.
 
 struct Chunk { u32 word[4]; };  // 16 bytes

@@ -1,3 +1,6 @@
+#include "lib/base.cuh"
+#include "lib/ptx/split.cuh"
+
 // Thread-block clusters (sm_90): blocks that run together on neighbouring SMs and read each other's shared memory.
 
 // Waits for all threads of the cluster, each warp as one: what they did before, shared memory included, is visible after it. No

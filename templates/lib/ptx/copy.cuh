@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // Asynchronous copies from global to shared memory, 16 bytes at a time (sm_80).
 
 // Starts an asynchronous copy that bypasses L1. Where `valid` is false nothing is read and zeros are written.

@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // Programmatic dependent launch (sm_90): a kernel may be put in place while those before it in the stream still run.
 
 // Waits until the kernels before this one have ended and all that they wrote is visible here: nothing that they touch is

@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // Scalar half-precision conversion, on every arch.
 
 DEVICE float half_to_float(fp16 x) {

@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // 8-bit floats, e4m3 without infinities: conversion to half precision, exact (sm_89).
 
 struct e4m3 { unsigned char bits; };

@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // Floats to 8-bit floats, e4m3 without infinities, to nearest, ties to even (sm_89). Beyond the largest it gives the largest.
 
 DEVICE u32 pack_e4m3(float a, float b, float c, float d) {

@@ -1,3 +1,6 @@
+#include "lib/base.cuh"
+#include "lib/ptx/math.cuh"
+
 // Register tiles of the tensor cores: which lane holds what.
 //
 // Layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"). With row = lane / 4 and pair = 2 * (lane % 4):

@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // Fragments of mma.cuh from 16-bit tiles in shared memory. A Tile has u32 address(row, chunk, lane_row,
 // lane_chunk), the byte address of the 16-byte chunk (8 elements) at their sums; each 8 x 8 matrix takes the address of
 // one row of 8 elements from each of 8 lanes.

@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // Scalar maths and number conversion as single instructions.
 
 DEVICE float exp2_approx(float x) {  // 2 ulp; subnormal results are flushed to 0

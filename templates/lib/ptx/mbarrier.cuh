@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // Barriers in shared memory that count arrivals and bytes (sm_90). A barrier's phase ends when all its arrivals have come
 // and all bytes it was told to expect have landed; a waiter names the parity of the phase that it waits for.
 

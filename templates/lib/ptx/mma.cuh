@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // Warp-level matrix multiply on 16-bit elements: mma.sync m16n8k16, sm_80 and later, with the register tiles of fragment.cuh.
 
 template <typename Element>

@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // The same value, of which the compiler knows nothing: what is computed from it is computed here, not hoisted out of the
 // loop to occupy registers all along.
 DEVICE int opaque(int x) {

@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // Two floats that stand together in global memory (8 bytes): what a backward keeps of each query.
 
 // Starts an asynchronous copy of a pair to shared memory. Where `valid` is false nothing is read and zeros are written.

@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // Sums that several blocks add to, in global memory (sm_90). In what order they do is not said, so the last bits may differ.
 
 // Adds four floats to those at `global`, a multiple of 16 bytes.

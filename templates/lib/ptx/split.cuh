@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // What blocks that share a result need: partial results in fp32, and a ticket that tells the last of them.
 
 struct Floats4 { float x[4]; };

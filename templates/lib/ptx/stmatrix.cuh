@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // The way back of ldmatrix.cuh's load_a (sm_90): a 16 x 16 tile in the layout of A to rows [row, row + 16), columns
 // [8 * chunk, 8 * chunk + 16) of a tile in shared memory.
 template <typename Tile> DEVICE void store_a(const Tile& tile, int lane, int row, int chunk, const u32 (&a)[4]) {

@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // Counters in global memory that several blocks draw numbers from.
 
 // Adds 1 to a counter that runs from 0 to `last` and around, and gives its value before. So whoever draws `last` leaves the

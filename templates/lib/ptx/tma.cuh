@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // The copy engine: boxes of a tensor to swizzled tiles in shared memory (sm_90).
 
 // A CUtensorMap as the driver encodes it: rank 4, dimensions (column, row, head, batch).

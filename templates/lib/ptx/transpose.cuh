@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // Register tiles to shared memory transposed (sm_90).
 
 // A 16 x 16 tile in the layout of A, transposed, to rows [row, row + 16), columns [8 * chunk, 8 * chunk + 16) of a tile.

@@ -1,3 +1,9 @@
+#include "lib/base.cuh"
+#include "lib/ptx/math.cuh"
+#include "lib/ptx/fp16.cuh"
+#include "lib/ptx/mma.cuh"
+#include "lib/ptx/access.cuh"
+
 // Half precision with what sm_75 has: a type of its own, for which the wrappers of the matrix multiply and of rounding stand for
 // other instructions, and a copy through registers, as there is no asynchronous one.
 

@@ -1,3 +1,5 @@
+#include "lib/base.cuh"
+
 // Roles within a block: groups of 4 warps, barriers between some of a block's threads, and registers handed from group to
 // group (sm_90a).
 

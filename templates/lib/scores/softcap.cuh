@@ -1,3 +1,6 @@
+#include "lib/base.cuh"
+#include "lib/ptx/math.cuh"
+
 // Soft cap: a score s becomes cap * tanh(s * scale / cap), before the mask. What is left here is the tanh; the softmax's own
 // factor is then cap * log2(e).
 // 1 - 2 / (e^2x + 1) has an absolute error of 2^-23, where tanh.approx has 2^-11; near 0, where that is too much for a large

@@ -1,9 +1,8 @@
+#include "lib/base.cuh"
+#include "lib/params.cuh.j2"
+#include "lib/sequences/keys.cuh"
+
 // Sequences of one length, each a batch entry of its own, in the words of sequences/varlen.cuh.
-struct Keys {
-    int number;    // among the batch entries
-    int key_begin, key_end;
-    int diagonal;  // row i stands at key i + diagonal
-};
 struct Sequence : Keys {
     int row_begin, row_end;  // queries
 

@@ -1,10 +1,9 @@
+#include "lib/base.cuh"
+#include "lib/params.cuh.j2"
+#include "lib/sequences/keys.cuh"
+
 // Sequences whose queries follow each other in packed arrays, while their keys stand in the pages of a cache. Rows are counted
 // through all sequences, so that row r is row r of the array; keys are counted from the first of each sequence.
-struct Keys {  // of a sequence
-    int number;    // among the sequences
-    int key_begin, key_end;
-    int diagonal;  // row i stands at key i + diagonal
-};
 struct Sequence : Keys {
     int row_begin, row_end;  // queries
 

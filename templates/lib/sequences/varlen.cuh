@@ -1,10 +1,9 @@
+#include "lib/base.cuh"
+#include "lib/params.cuh.j2"
+#include "lib/sequences/keys.cuh"
+
 // Sequences of any length that follow each other in packed arrays. Rows and keys are counted through all of them, so that row
 // r is row r of the array: an address needs no more than in a batch of one.
-struct Keys {  // of a sequence
-    int number;    // among the sequences
-    int key_begin, key_end;
-    int diagonal;  // row i stands at key i + diagonal
-};
 struct Sequence : Keys {
     int row_begin, row_end;  // queries
 

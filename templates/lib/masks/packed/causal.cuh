@@ -1,3 +1,7 @@
+#include "lib/base.cuh"
+#include "lib/params.cuh.j2"
+#include "lib/sequences/keys.cuh"
+
 // Bottom-right causal: row i sees the keys of its sequence up to i + diagonal.
 struct Mask {
     int first, diagonal;

@@ -1,3 +1,7 @@
+#include "lib/base.cuh"
+#include "lib/params.cuh.j2"
+#include "lib/sequences/keys.cuh"
+
 // Every query sees every key of its sequence.
 struct Mask {
     int first, end;

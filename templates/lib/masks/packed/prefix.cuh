@@ -1,3 +1,7 @@
+#include "lib/base.cuh"
+#include "lib/params.cuh.j2"
+#include "lib/sequences/keys.cuh"
+
 // Causal, bottom-right, but for the first `p.prefix` keys of each sequence, which all of its rows see.
 struct Mask {
     int first, prefix_end, diagonal;

@@ -1,3 +1,7 @@
+#include "lib/base.cuh"
+#include "lib/params.cuh.j2"
+#include "lib/sequences/keys.cuh"
+
 // A window, inclusive on both sides: row i sees the keys of its sequence from i + diagonal - left to i + diagonal + right. Rows
 // and keys are at most 2^30 and bounds at most 2^30 - 2^16, which stands for "unbounded", so that sums stay in 32 bits; causal
 // is right = 0.

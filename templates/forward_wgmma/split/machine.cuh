@@ -1,0 +1,2 @@
+#include "lib/ptx/split.cuh"
+#include "lib/ptx/dependent.cuh"

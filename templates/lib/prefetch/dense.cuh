@@ -1,3 +1,0 @@
-// Where a key stands that is prefetched: keys of a sequence stand in order.
-struct KeyPlace { i64 batch, row; };
-DEVICE KeyPlace guess_place(const Params&, int batch, int key) { return {batch, key}; }
