@@ -99,6 +99,8 @@ def attention_forward(module, query, key, value, attention_mask, *, dropout: flo
         return _packed(q, k, v, starts, starts, q.shape[1], q.shape[1], rest), None
     if q.shape[1] == 1 and not records:
         return _decoded(q, k, v, attention_mask, rest), None
+    if records:  # rows that overlap have gradients that torch adds up one by one
+        k, v = k.contiguous(), v.contiguous()
     return _padded(q, k, v, attention_mask, sliding_window is not None, rest), None
 
 

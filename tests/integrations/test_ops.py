@@ -127,14 +127,17 @@ def test_what_tracing_sees_is_what_a_launch_gives(torch_gpu, rows, keys, heads, 
             assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride()), name
 
 
-@pytest.mark.parametrize("name", ["attention", "attention_out", "attention_varlen", "attention_with_kvcache"])
+@pytest.mark.parametrize("name", ["attention", "attention_out", "attention_varlen", "attention_with_kvcache", "write_kvcache"])
 def test_opcheck(torch_gpu, name):
     q, k, v = qkv()
     starts = torch.tensor([0, 2, 5], dtype=torch.int32)
     inputs = {"attention": (q, k, v), "attention_out": (torch.zeros_like(q), q, k, v),
               "attention_varlen": (q[0], k[0, :5], v[0, :5], starts, starts, 5, 5),
-              "attention_with_kvcache": (q, k, v, torch.tensor([3, 7], dtype=torch.int32))}[name]
-    torch.library.opcheck(getattr(OPS, name).default, inputs, dict(causal=True, return_lse=True))
+              "attention_with_kvcache": (q, k, v, torch.tensor([3, 7], dtype=torch.int32)),
+              "write_kvcache": (k[0], v[0], torch.zeros(3, 4, 2, 64, dtype=k.dtype), torch.zeros(3, 4, 2, 64, dtype=k.dtype),
+                                torch.tensor([9, 3, -1, 4, 0, 11, 6]))}[name]
+    keywords = {} if name == "write_kvcache" else dict(causal=True, return_lse=True)
+    torch.library.opcheck(getattr(OPS, name).default, inputs, keywords)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
