@@ -23,9 +23,10 @@ from typing import Callable, Iterable, Iterator
 
 import yaml
 from _result import RESULTS, command, date, gpu_at_hand
-from cover import Case, cover, drawn_configs, random_cases, serving, unserved
-from judge import Binaries, OnGpu, Simulated, Unit, Verdict, run
+from _judges import OnGpu, Simulated
 
+from autotune.check.cases import Case, cover, drawn_configs, random_cases, serving, unserved
+from autotune.check.judge import Binaries, Unit, Verdict, run
 from autotune.check.verdict import tuning_kinds
 from autotune.core.config import Config
 from autotune.core.gpu import Gpu, by_name

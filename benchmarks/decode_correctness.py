@@ -20,9 +20,10 @@ from typing import Iterator
 
 from _result import RESULTS, gpu_at_hand
 from correctness import Report, cover_units
-from cover import Case
-from judge import Binaries, OnGpu, Simulated, run
+from _judges import OnGpu, Simulated
 
+from autotune.check.cases import Case
+from autotune.check.judge import Binaries, run
 from autotune.core.gpu import Gpu, by_name
 from autotune.core.masks import CAUSAL, FULL, Bounds
 from autotune.kernels import KERNELS, candidates

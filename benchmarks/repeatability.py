@@ -14,9 +14,9 @@ import sys
 from typing import Callable
 
 import _result
-from cover import Case, drawn_configs, serving
-from judge import Binaries
 
+from autotune.check.cases import Case, drawn_configs, serving
+from autotune.check.judge import Binaries
 from autotune.cuda import compile
 from autotune.check.verdict import Checker
 from autotune.check.inputs import Inputs

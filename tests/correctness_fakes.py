@@ -2,7 +2,7 @@
 
 import os
 
-from judge import Verdict
+from autotune.check.judge import Verdict
 
 
 class FakeJudge:

@@ -16,15 +16,16 @@ import yaml
 from autotune.core.gpu import by_name
 from autotune.kernels import KERNELS, kernel_of
 from autotune.core.problem import Problem
+from autotune.check import cases as cover
+from autotune.check import judge
 from autotune.check.strides import FORMS, unreadable
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import _result  # noqa: E402
+import _judges  # noqa: E402
 import correctness  # noqa: E402
-import cover  # noqa: E402
-import judge  # noqa: E402
 import repeatability  # noqa: E402
 
 H200 = by_name("nvidia-h200")
@@ -131,7 +132,7 @@ BASE = "forward-fp16-b1-h2x2-q64-k64-d64"
 def main_with(monkeypatch, cases, *arguments, target="correctness_fakes:FakeJudge"):
     monkeypatch.setattr(sys, "argv", ["benchmarks/correctness.py", *arguments])
     monkeypatch.setattr(_result, "detect", lambda: H200)
-    monkeypatch.setattr(correctness, "OnGpu", lambda: judge.OnGpu(target=target))
+    monkeypatch.setattr(correctness, "OnGpu", lambda: _judges.OnGpu(target=target))
     monkeypatch.setattr(correctness, "cover", lambda gpu, seed: (cases, {"forward_simt": ["kv varlen"]}))
     monkeypatch.setattr("autotune.timing.conditions.conditions", lambda: {"driver": "none"})
     return correctness.main()
@@ -261,12 +262,12 @@ def test_simulated_cases_are_right_and_findings_are_failures(monkeypatch):
         pytest.skip(str(error))
     case = cover.Case(Problem.parse("forward-bf16-b3-h4x2-q300-k700-d32-causal-left60-sinks"), "heads_first")
     unit = correctness.unit(case, cover.serving(case, H200), H200, 0, 0, correctness.FEW_KINDS)
-    verdicts = {config.kernel: judge.Simulated()(unit, config, None) for config in unit.configs}
+    verdicts = {config.kernel: _judges.Simulated()(unit, config, None) for config in unit.configs}
     assert set(verdicts) == {"forward_wgmma", "forward_mma", "forward_simt"}
     assert all(verdict.ok and 0 < verdict.worst_ratio < 1 for verdict in verdicts.values()), verdicts
 
     monkeypatch.setattr("autotune.simulator.simulate", lambda *_: SimpleNamespace(ok=False, findings=["race: two writers"]))
-    verdict = judge.Simulated()(unit, unit.configs[0], None)
+    verdict = _judges.Simulated()(unit, unit.configs[0], None)
     assert not verdict.ok and "race: two writers" in verdict.message and "-b2-" in verdict.message
 
 

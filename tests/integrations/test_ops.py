@@ -38,6 +38,17 @@ def test_fullgraph_with_sizes_that_change(torch_gpu):
     assert [node for node in graphs[0].graph.nodes if node.target == OPS.attention.default]
 
 
+def test_a_prefix_is_a_number_of_the_graph(torch_gpu):
+    compiled = torch.compile(lambda q, k, v, prefix: autotune.attention(q, k, v, causal=True, prefix=prefix), fullgraph=True,
+                             dynamic=True, backend="aot_eager")
+    q, k, v = qkv(rows=8, keys=8)
+    for prefix in (3, 5, 6):
+        out = compiled(q, k, v, prefix)
+        close(out, autotune.attention(q, k, v, causal=True, prefix=prefix).double())
+        close(out[:, :prefix], plain(q[:, :prefix], k[:, :prefix], v[:, :prefix]))  # the first queries see just the prefix
+    assert torch_gpu.calls[-1]["prefix"] == 6
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_in_a_fresh_process_needs_no_eager_call_before(torch_gpu, dynamic):
     """Dynamo meets a library that was never seen."""

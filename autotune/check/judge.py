@@ -1,6 +1,6 @@
-"""Compiles configs in threads ahead of checks in other processes: what `correctness` and `repeatability` run on.
+"""Many cases judged: configs are compiled in threads ahead of their checks, which several judges do side by side.
 
-On the GPU each `Worker` holds a `Judge`, which may hang or crash without harm; without one, `simulate` does the check.
+`run` takes any judges. On a GPU each is to hold a `Judge` in a process of its own, so that one may hang or crash without harm.
 """
 
 from __future__ import annotations
@@ -9,22 +9,18 @@ import queue
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Callable, Iterable, NamedTuple, Sequence
 
-from cover import Case
+from ..core.config import Config
+from ..core.gpu import Gpu
+from ..core.problem import Static
+from ..cuda import compile
+from ..kernels import kernel_of
+from .cases import Case
+from .strides import GapWritten, laid_out, written_as
+from .verdict import Checker
 
-from autotune.cuda import compile
-from autotune.check.verdict import Checker
-from autotune.core.config import Config
-from autotune.core.gpu import Gpu
-from autotune.kernels import kernel_of
-from autotune.core.problem import Static
-from autotune.check.strides import GapWritten, laid_out, written_as
-from autotune.tuner.worker import Worker
-
-TARGET = "judge:Judge"
-TIMEOUT_S = 180.0  # of one config: the first of all also compiles CuPy's own kernels
 POOL_BYTES = 8 << 30  # of freed device memory that a process keeps
 KEPT_BINARIES = 1000
 SAMPLED_ABOVE_FLOPS = 5e10  # beyond this, a float64 reference of every block of rows takes seconds for all kinds of inputs
@@ -65,8 +61,8 @@ class Judge:
 
     def check(self, case: Case, config: Config, binary, kinds: tuple[str, ...], seed: int) -> Verdict:
         """Errors of CUDA pass through: the process is then of no more use."""
-        from autotune.device import launch
-        from autotune.check.verify import runner
+        from ..device import launch
+        from .verify import runner
 
         self._open(case, kinds, seed)
         try:
@@ -86,53 +82,6 @@ class Judge:
         sample = SAMPLE if case.problem.flops > SAMPLED_ABOVE_FLOPS else None
         self._checker = Checker(case.problem, kinds, seed, self._cupy, sample, laid_out(case.form))
         self._key = case, kinds, seed
-
-
-class OnGpu:
-    """`Judge` in a process of its own, which is replaced when it hangs or crashes."""
-
-    def __init__(self, device: int = 0, target: str = TARGET):
-        self._worker = Worker(target, {"device": device})
-
-    def __call__(self, unit: Unit, config: Config, binary) -> Verdict:
-        reply = self._worker.call("check", unit.case, config, binary, unit.kinds, unit.seed, timeout=TIMEOUT_S)
-        if reply.status == "done":
-            return reply.value
-        self._worker.kill()
-        return Verdict(False, float("inf"), f"{reply.status}: {reply.message}")
-
-    def close(self) -> None:
-        self._worker.close()
-
-
-class Simulated:
-    """The check on the CPU, on a small problem of the same kind. Needs no binary."""
-
-    def __call__(self, unit: Unit, config: Config, binary) -> Verdict:
-        from autotune.simulator import shrunk, simulate
-
-        asked = unit.case.problem
-        problem = shrunk(asked, config)
-        problem = replace(problem, batch=max(problem.batch, min(asked.batch, 2)))
-        kernel = kernel_of(config)
-
-        def run(inputs, out, lse) -> None:
-            simulation = simulate(problem, config, inputs, out, lse, unit.seed)
-            if not simulation.ok:
-                raise Found(str(simulation.findings[0]))
-
-        try:
-            verdict = Checker(problem, unit.kinds, unit.seed, make=laid_out(unit.case.form))(written_as(unit.case.form, run))
-        except (Found, GapWritten, compile.CompileError) as error:
-            return Verdict(False, float("inf"), f"{problem} ({kernel.name}): {error}")
-        return Verdict(verdict.ok, verdict.worst_ratio, verdict.message)
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-class Found(Exception):
-    """What the simulator found."""
 
 
 class Binaries:

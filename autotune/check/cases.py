@@ -10,14 +10,14 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Iterator, NamedTuple
 
-from autotune.core.config import Config
-from autotune.core.gpu import Gpu
-from autotune.kernels import KERNELS
-from autotune.kernels.base import Kernel
-from autotune.kernels.decode.base import MAX_QUERIES
-from autotune.core.masks import KINDS, Bounds, telling
-from autotune.core.problem import Problem, ProblemError
-from autotune.check.strides import FORMS, unreadable
+from ..core.config import Config
+from ..core.gpu import Gpu
+from ..core.masks import KINDS, Bounds, telling
+from ..core.problem import Problem, ProblemError
+from ..kernels import KERNELS
+from ..kernels.base import Kernel
+from ..kernels.decode.base import MAX_QUERIES
+from .strides import FORMS, unreadable
 
 # (seqlen_q, seqlen_k) at which kernels elsewhere broke: one row or key, none, tails of every tile, Sq above and below Sk, caches.
 LENGTHS = ((1, 1), (1, 3), (2, 1), (2, 5), (64, 128), (128, 192), (239, 1), (799, 3), (511, 1), (3, 513), (113, 203), (113, 128),
@@ -90,7 +90,7 @@ REPORTED: dict[str, tuple[str, str]] = {
 
 
 class Case(NamedTuple):
-    """A problem and the form of its arrays (`autotune.check.strides.FORMS`)."""
+    """A problem and the form of its arrays (`strides.FORMS`)."""
 
     problem: Problem
     form: str
