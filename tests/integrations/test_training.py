@@ -49,6 +49,7 @@ def test_gradients_of_every_parameter(kind, how):
     arguments = dict(padded=dict(attention_mask=MASK), packed=dict(position_ids=PACKED), plain={})[how]
     found = []
     for model in pair(kind):
+        model.zero_grad()
         out = model(x, **arguments, **({} if kind == "modernbert" else dict(use_cache=False)))[0]
         ((out * weight * (MASK[..., None] if how == "padded" else 1)).sum()).backward()
         found.append({name: parameter.grad for name, parameter in model.named_parameters()})

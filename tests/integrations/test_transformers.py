@@ -115,7 +115,7 @@ def test_generate(kind, cache, pads):
     eager, ours = pair(kind)
     x = tokens(2, 9)
     mask = torch.ones_like(x) if pads is None else padding(*pads, rows=9)
-    how = dict(attention_mask=mask, max_new_tokens=8, do_sample=False, cache_implementation=cache, disable_compile=True)
+    how = dict(attention_mask=mask, max_new_tokens=4, do_sample=False, cache_implementation=cache, disable_compile=True)
     assert torch.equal(ours.generate(x, **how), eager.generate(x, **how))
 
 

@@ -1,18 +1,14 @@
 """Tiny models of random weights, of every kind that autotune's attention says it serves."""
 
+from functools import cache
+
 import torch
 import transformers
 
 from autotune.integrations import transformers as integration
 
-SIZES = dict(
-    vocab_size=97,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-     max_position_embeddings=128)
+SIZES = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=128)
 DECODERS = {
     "llama": (transformers.LlamaConfig, dict(SIZES)),
     "qwen3": (transformers.Qwen3Config, dict(SIZES, head_dim=32)),
@@ -32,8 +28,9 @@ ENCODERS = {
 }
 
 
+@cache
 def pair(kind: str, dtype=torch.float32):
-    """(the model with eager attention, the same weights with autotune's), in eval mode"""
+    """(the model with eager attention, the same weights with autotune's), in eval mode; made once, so to be left as they are"""
     integration.register()
     torch.manual_seed(0)
     config_type, values = (DECODERS | ENCODERS)[kind]
