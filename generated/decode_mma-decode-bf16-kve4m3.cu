@@ -1422,6 +1422,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
     float scale_log2 = p.scale_log2;
     // Queries, and the first tiles from `tile` on. These stand at the first places of `found`, which has the next ones then.
     auto load_first = [&](int tile, KvRows::Place (&found)[NUM_STAGES + 1]) {
+
 #pragma unroll
         for (int i = 0; i <= NUM_STAGES; ++i) found[i] = kv.find(tiles.first_key(tile + i * NUM_WARPS));
 #pragma unroll 1

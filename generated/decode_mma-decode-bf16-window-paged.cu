@@ -23,7 +23,7 @@
 // lib/ptx/ldmatrix.cuh, lib/ptx/copy.cuh, lib/ptx/access.cuh, lib/ptx/split.cuh, lib/ptx/ticket.cuh,
 // lib/ptx/dependent.cuh, lib/constants.cuh.j2, lib/params.cuh.j2, lib/masks/window.cuh, decode_mma/pieces.cuh,
 // decode_mma/piece/neighbours.cuh, lib/tile/smem.cuh, decode_mma/warp_loader.cuh, decode_mma/kv/paged.cuh,
-// decode_mma/products/same.cuh, decode_mma/prefetch/paged.cuh, decode_mma/prefetch.cuh, decode_mma/start.cuh,
+// decode_mma/products/same.cuh, decode_mma/prefetch/paged.cuh, decode_mma/prefetch.cuh, decode_mma/start/guess.cuh,
 // decode_mma/work.cuh.j2, lib/softmax/rescale.cuh, lib/softmax/online.cuh, attention/mask_scores.cuh,
 // lib/softmax/sink.cuh, attention/partial.cuh, decode_mma/merge.cuh, decode_mma/memory.cuh,
 // decode_mma/shared_queries.cuh, decode_mma/warp_results.cuh, decode_mma/combine.cuh.j2, decode_mma/kernel.cu.j2
@@ -958,7 +958,7 @@ DEVICE void prefetch_piece(const Params& p, const Piece& piece, const Tiles& til
     }
 }
 
-// ---- decode_mma/start.cuh
+// ---- decode_mma/start/guess.cuh
 // Where a block over pages begins. Lengths, then the page table, then keys: read one after the other once the kernel before this
 // one has ended they take 3 us. So a block takes what stands there before for right, has its first keys on their way when that
 // kernel ends, and looks again meanwhile. Where it was wrong it begins anew.
@@ -1430,6 +1430,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
     const u32 ring = smem_base() + Q_BYTES + warp_id() * (NUM_STAGES * STAGE_BYTES);
     auto k_tile = [&](int stage) { return KTile{ring + stage * STAGE_BYTES}; };
     auto v_tile = [&](int stage) { return VTile{ring + stage * STAGE_BYTES + KTile::BYTES}; };
+
     // A group of copies is K or V of one tile, in turn, empty for tiles beyond the piece: so the group to wait for is
     // always the same number of groups back.
     auto load_k = [&](int stage, int t, const KvRows::Place& place) {
@@ -1449,6 +1450,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
             load_q(q_tile, p, piece.rows);
             copy_async_commit();
         }
+
 #pragma unroll 1
         for (int i = 0; i < NUM_STAGES; ++i) {
             load_k(i, tile + i * NUM_WARPS, found[0]);

@@ -1192,6 +1192,7 @@ DEVICE void end_rows(const Params& p, float (&o)[1][TILES_V][4], const RowStatis
 
 // ---- forward_wgmma/kernel.cu.j2
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward_wgmma(const __grid_constant__ Params p) {
+
     const Rings rings;
 
     if (thread_id() == 0) {
@@ -1226,6 +1227,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
     auto release_q = [&] {
         if (leader && leaving >= 0) wait_until_read(), mbarrier_arrive(rings.q.empty(leaving));
     };
+
     const Buffers<KTile> k_tile(::k_tile(0), descriptor_k_major(::k_tile(0).base));
     const Buffers<VTile> v_tile(::v_tile(0), descriptor_mn_major(::v_tile(0).base, VTile::PANEL_BYTES));
     do {

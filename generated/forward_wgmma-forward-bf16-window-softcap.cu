@@ -1179,6 +1179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
         const Task task = task_at(q_place.stage).get(0);
         if (!task.exists) break;
         const Work& work = task.work;
+
         const KvTiles<BLOCK_N>& tiles = task.tiles;
 
         float o[1][TILES_V][4];
@@ -1186,6 +1187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
         if (!tiles.empty()) {
             float s[1][TILES_N][4];
             u32 probabilities[STEPS_N][4];
+
             int tile = tiles.first();
             auto start_pv = [&](auto& o, const auto& p, const auto& v) { ::start_pv(o, p, v, tile != tiles.first()); };
             auto release = [&](u32 barrier) { if (leader) mbarrier_arrive(barrier); };

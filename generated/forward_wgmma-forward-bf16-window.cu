@@ -1130,6 +1130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
         const Task task = task_at(q_place.stage).get(0);
         if (!task.exists) break;
         const Work& work = task.work;
+
         const KvTiles<BLOCK_N>& tiles = task.tiles;
 
         float o[1][TILES_V][4];

@@ -65,7 +65,7 @@ def render(static: Static, config: Config, target: str, ptx: str = "cuda") -> st
     return _rendered(
         kernel.template, ptx, element=ELEMENTS[static.dtype], constants=constants, fields=_fields(kernel.params(static, config)), mask=static.mask,
         softcap=static.softcap, alibi=static.alibi,
-        softcap_header=header_if(static.softcap, "lib/scores/softcap.cuh"), alibi_header=header_if(static.alibi, "attention/alibi.cuh"),
+        softcap_header=header_if(static.softcap, "lib/scores/softcap.cuh"),
         mask_header=f"lib/masks/{'packed/' if static.packed else ''}{static.mask}.cuh", target=target,
         **kernel.operands(static, config))
 

@@ -78,3 +78,34 @@ def test_a_template_stands_in_the_room_of_its_kernel():
         for name in re.findall(r'^#include "(.+)"$', path.read_text(), re.MULTILINE):
             assert (TEMPLATES / name).is_file(), f"{path}: {name}"
             assert name.split("/")[0] in may, f"{path} includes {name}"
+
+
+CONDITION = re.compile(r"^\s*//%-?\s*(if|elif|else|endif)\b", re.MULTILINE)
+CHOICES = [path for path in TEMPLATES.rglob("*.j2") if path.relative_to(TEMPLATES).parts[0] not in ("backward", "backward_mma",
+                                                                                                 "backward_wgmma")]
+
+
+@pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.relative_to(TEMPLATES).as_posix())
+def test_conditions_are_few_and_cut_no_braces(path):
+    """At most five in a kernel's body, none within another, and no brace that one branch opens is closed outside of it."""
+    parts = CONDITION.split(path.read_text())
+    words, branches = parts[1::2], parts[2::2]
+    assert words.count("if") <= 5
+    assert re.fullmatch(r"(if(elif)*(else)?endif)*", "".join(words)), "nested"
+    for word, branch in zip(words, branches):
+        if word != "endif":
+            code = re.sub(r"\$\{[^}]*\}|//[^\n]*", "", branch)
+            assert all(code.count(a) == code.count(b) for a, b in ("{}", "()", "[]")), branch
+
+
+def test_python_hands_names_to_templates_and_no_code():
+    """But for the operand lists of inline assembly, which neither C++ nor a template can write."""
+    for kernel, text in (("forward_simt", "forward-fp32-b1-h1x1-q64-k64-d64-softcap30-alibi"),
+                         ("forward_mma", "forward-bf16-b1-h2x1-q64-k64-d64-alibi-varlen"),
+                         ("forward_wgmma", "forward-bf16-b1-h2x1-q64-k64-d64-causal-page16"),
+                         ("decode_mma", "decode-bf16-b1-h8x2-q1-k4096-d64-kve4m3-page16-softcap30"),
+                         ("backward_wgmma", "backward-bf16-b1-h2x1-q64-k64-d64-softcap30")):
+        given = KERNELS[kernel].operands(Problem.parse(text).static, default(kernel, text))
+        texts = [value for value in given.values() if isinstance(value, (str, list))]
+        names = [name for value in texts for name in ([value] if isinstance(value, str) else value) if isinstance(name, str)]
+        assert names and not [name for name in names if not re.fullmatch(r"[\w/.]+", name)]

@@ -125,6 +125,7 @@ class DecodeKernel(Kernel):
         return {"kv_header": f"decode_mma/kv/{static.kv}.cuh", 
                 "multiply_header": "decode_mma/products/e4m3.cuh.j2" if e4m3 else "decode_mma/products/same.cuh", "kv_dtype": static.kv_dtype,
                 "query_steps": f"decode_mma/products/{'e4m3' if e4m3 else 'same'}_queries.cuh.j2",
+                "alibi_header": header_if(static.alibi, "attention/alibi.cuh"),
                 "fp8_header": header_if(e4m3, "lib/ptx/fp8.cuh"), "element_header": header_if(e4m3, "lib/tile/element.cuh"),
                 "shared_queries_header": header_if(not e4m3, "decode_mma/shared_queries.cuh"),
                 "kv_element": "e4m3" if e4m3 else ELEMENTS[static.kv_dtype]}

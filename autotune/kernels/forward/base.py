@@ -66,7 +66,8 @@ class ForwardKernel(Kernel):
         return varlen.documented(fields, static) + varlen.FIELDS[static.kv] if static.packed else fields
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
-        return varlen.headers(static)
+        changes = [name for name in ("softcap", "alibi") if getattr(static, name)]
+        return {**varlen.headers(static), "score_steps": [f"{self.name}/scores/{name}.cuh.j2" for name in changes]}
 
     def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
         """Every legal config for `problem` on `gpu`, without those whose blocks own more heads than share keys: rows of theirs

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Iterable
 
 from ...core.problem import Static
-from ..base import NOTHING, Field
+from ..base import Field, header_if
 
 NOTE_BYTES = 64  # of shared memory, where a block that does one item leaves what it is
 
@@ -41,23 +41,14 @@ FIELDS = {
         Field("int", "page_shift"),
     ),
 }
-# What a template says of the sequence that a block works on: the arguments of Work and of Mask, which batch entry or sequence it
-# is, the key at which query 0 stands, what shared memory holds besides tiles, and whether a group of rows may be stored as a box.
-DENSE_TEXTS = {"work": "(p, block_id())", "mask": "p", "number": "work.batch", "diagonal": "p.seqlen_k - p.seqlen_q", "note": "",
-               "whole": "BLOCK_HEADS == 1 || work.head_count == BLOCK_HEADS"}
-PACKED_TEXTS = {"work": " = find_work(p)", "mask": "p, work", "number": "work.number", "diagonal": "work.diagonal",
-                "note": " - NOTE_BYTES", "whole": "work.exists((group + 1) * UNIT_ROWS - 1)"}
 
 
 def headers(static: Static) -> dict[str, object]:
-    """Names for the template: the K/V source, the headers that go with it, and texts."""
-    if not static.packed:
-        return {"kv": "dense", "sequence": DENSE_TEXTS, "schedule_header": "forward/work/dense.cuh",
-                "loads_header": "forward_wgmma/loads/dense.cuh.j2", "sequence_header": NOTHING, "boxes_header": NOTHING,
-                "note_header": NOTHING}
-    return {"kv": static.kv, "sequence": PACKED_TEXTS, "schedule_header": "forward/work/packed.cuh",
-            "sequence_header": f"lib/sequences/{static.kv}.cuh", "boxes_header": f"forward_wgmma/boxes/{static.kv}.cuh",
-            "loads_header": "forward_wgmma/loads/packed.cuh", "note_header": "forward/note.cuh"}
+    """Names for the template: the K/V source, and the headers that go with it."""
+    kind = "packed" if static.packed else "dense"
+    return {"kv": static.kv, "sequence_header": header_if(static.packed, f"lib/sequences/{static.kv}.cuh"),
+            "schedule_header": f"forward/work/{kind}.cuh", "find_header": f"forward/find/{kind}.cuh",
+            "alibi_header": header_if(static.alibi, f"forward/alibi/{kind}.cuh")}
 
 
 def with_note(static: Static, smem_bytes: int) -> int:

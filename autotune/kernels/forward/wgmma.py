@@ -166,6 +166,9 @@ class ForwardWgmma(ForwardKernel):
         results = "partial.cuh" if config["split_keys"] else "finished.cuh.j2"
         return {**super().operands(static, config), "tiles_header": f"forward_wgmma/tiles/{tiles}", "split_keys": config["split_keys"],
                 "results_header": f"forward_wgmma/results/{results}",
+                "loads_header": "forward_wgmma/loads/packed.cuh" if static.packed else "forward_wgmma/loads/dense.cuh.j2",
+                "boxes_header": header_if(static.packed, f"forward_wgmma/boxes/{static.kv}.cuh"),
+                "key_steps": f"forward_wgmma/keys/{static.kv}.cuh.j2",
                 **{f"{name}_header": header_if(config["split_keys"], f"forward_wgmma/split/{file}.cuh")
                    for name, file in (("split_machine", "machine"), ("split_tiles", "tiles"), ("combine", "combine"))},
                 "wgmma_type": {"bf16": "bf16", "fp16": "f16"}[static.dtype], "qk": _multiply(config["block_n"]),

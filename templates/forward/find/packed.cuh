@@ -30,3 +30,5 @@ DEVICE Work find_work(const Params& p) {
     sync_block();
     return note.read();
 }
+DEVICE bool has_work(const Work& work) { return work.exists(); }  // the grid is made for the worst lengths
+DEVICE Mask mask_of(const Params& p, const Work& work) { return Mask(p, work); }
