@@ -9,7 +9,7 @@
 // resources  backward_keys: 168 registers, 0 bytes spilled, 384 threads, 164912 bytes of shared memory
 // resources  backward_convert: 30 registers, 0 bytes spilled, 128 threads, 0 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source backward-bf16-b1-h16x16-q16384-k16384-d128 --gpu nvidia-h200 --config 'backward_fused key_groups=2 dq_parts=2 key_stages=2 key_smem_bytes=164912 longest_first=true head_group=4'
+// again      autotune source backward-bf16-b1-h16x16-q16384-k16384-d128 --gpu nvidia-h200
 
 // Gradients of attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps (sm_90a). Blocks of keys own dK and dV,
 // and add what they know of dQ in fp32 to sums in global memory: five products, but no order of additions, so that the last bits of
@@ -23,14 +23,10 @@
 // With P = exp(scale q k - lse), dP = dO V^T and D = rowsum(O dO) - dlse: dS = P (dP - D), dV = P^T dO, dQ = scale dS K and
 // dK = scale dS^T Q. P and dS are rounded before they are multiplied, sums are fp32, and each gradient is rounded once.
 
-// Contents: lib/base.cuh, lib/ptx/math.cuh, lib/ptx/fp16.cuh, lib/ptx/access.cuh, lib/ptx/mbarrier.cuh,
-// lib/ptx/warpgroup.cuh, lib/ptx/tma.cuh, lib/ptx/fragment.cuh, lib/ptx/mma.cuh, lib/ptx/wgmma.cuh.j2,
-// lib/ptx/wgmma_shapes.cuh.j2, lib/ptx/wgmma_shared.cuh.j2, lib/ptx/transpose.cuh, lib/ptx/reduce.cuh,
-// lib/ptx/turing.cuh, lib/tile/element.cuh, lib/constants.cuh.j2, lib/params.cuh.j2, lib/sequences/keys.cuh,
-// lib/sequences/dense.cuh, lib/masks/packed/full.cuh, backward/queries/full.cuh, attention/kv_tiles.cuh,
-// lib/tile/smem.cuh, lib/softmax/sink.cuh, lib/tile/ring.cuh, backward/share.cuh.j2, backward/query_tiles.cuh,
-// backward_wgmma/products.cuh, backward_wgmma/sums.cuh.j2, backward/rows.cuh.j2, backward_wgmma/keys.cuh.j2,
-// backward_wgmma/query_part.cuh, backward_wgmma/convert.cuh, backward_wgmma/kernel.cu.j2
+// Contents, lib: base; lib/ptx: math fp16 access mbarrier warpgroup tma fragment mma wgmma wgmma_shapes wgmma_shared
+// transpose reduce turing; lib/tile: element; lib: constants params; lib/sequences: keys dense; lib/masks/packed: full;
+// backward/queries: full; attention: kv_tiles; lib/tile: smem; lib/softmax: sink; lib/tile: ring; backward: share
+// query_tiles; backward_wgmma: products sums; backward: rows; backward_wgmma: keys query_part convert kernel
 
 // ---- lib/base.cuh
 // The machine: integer types, thread indices, barriers, shuffles, dynamic shared memory, scalar maths.

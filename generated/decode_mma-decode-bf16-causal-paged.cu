@@ -7,7 +7,7 @@
 // resources  decode_mma: 211 registers, 0 bytes spilled, 128 threads, 65536 bytes of shared memory
 // resources  decode_combine: 92 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b32-h32x8-q4-k8192-d128-causal-page16 --gpu nvidia-h200 --config 'decode_mma block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128 min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=65536 pieces=396 last_block_merges=true prefetch_tiles=1 trigger_tiles=0'
+// again      autotune source decode-bf16-b32-h32x8-q4-k8192-d128-causal-page16 --gpu nvidia-h200
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -19,14 +19,11 @@
 // Warps are merged through shared memory at the end, splits through the workspace: by the last block to arrive if there are
 // tickets, else by decode_combine.
 
-// Contents: lib/base.cuh, lib/ptx/math.cuh, lib/ptx/fp16.cuh, lib/ptx/fragment.cuh, lib/ptx/mma.cuh,
-// lib/ptx/ldmatrix.cuh, lib/ptx/copy.cuh, lib/ptx/access.cuh, lib/ptx/split.cuh, lib/ptx/ticket.cuh,
-// lib/ptx/dependent.cuh, lib/constants.cuh.j2, lib/params.cuh.j2, lib/masks/causal.cuh, decode_mma/pieces.cuh,
-// decode_mma/piece/neighbours.cuh, lib/tile/smem.cuh, decode_mma/warp_loader.cuh, decode_mma/kv/paged.cuh,
-// decode_mma/products/same.cuh, decode_mma/prefetch/paged.cuh, decode_mma/prefetch.cuh, decode_mma/prefetch/own.cuh,
-// decode_mma/work.cuh.j2, lib/softmax/rescale.cuh, lib/softmax/online.cuh, attention/mask_scores.cuh,
-// lib/softmax/sink.cuh, attention/partial.cuh, decode_mma/merge.cuh, decode_mma/memory.cuh,
-// decode_mma/shared_queries.cuh, decode_mma/warp_results.cuh, decode_mma/combine.cuh.j2, decode_mma/kernel.cu.j2
+// Contents, lib: base; lib/ptx: math fp16 fragment mma ldmatrix copy access split ticket dependent; lib: constants
+// params; lib/masks: causal; decode_mma: pieces; decode_mma/piece: neighbours; lib/tile: smem; decode_mma: warp_loader;
+// decode_mma/kv: paged; decode_mma/products: same; decode_mma/prefetch: paged; decode_mma: prefetch;
+// decode_mma/prefetch: own; decode_mma: work; lib/softmax: rescale online; attention: mask_scores; lib/softmax: sink;
+// attention: partial; decode_mma: merge memory shared_queries warp_results combine kernel
 
 // ---- lib/base.cuh
 // The machine: integer types, thread indices, barriers, shuffles, dynamic shared memory, scalar maths.

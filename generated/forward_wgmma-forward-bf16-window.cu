@@ -6,7 +6,7 @@
 // launch     longest_first=true head_group=8 persistent=true num_splits=1
 // resources  forward_wgmma: 128 registers, 0 bytes spilled, 512 threads, 221440 bytes of shared memory
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source forward-bf16-b1-h32x8-q32768-k32768-d128-causal-left4095 --gpu nvidia-h200 --config 'forward_wgmma num_warpgroups=3 block_heads=4 block_n=80 num_stages=3 q_stages=2 overlap=true ping_pong=false rescale_slack=8 integer_max=false min_blocks_per_sm=1 split_keys=false smem_bytes=221440 longest_first=true head_group=8 persistent=true num_splits=1'
+// again      autotune source forward-bf16-b1-h32x8-q32768-k32768-d128-causal-left4095 --gpu nvidia-h200
 
 // Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
 //
@@ -15,13 +15,10 @@
 // registers, O += P V with P from registers. While softmax works on one tile's scores, the tensor cores are kept busy by
 // the products of the tiles before and after it (OVERLAP), and by another group (PING_PONG: groups take turns to multiply).
 
-// Contents: lib/base.cuh, lib/ptx/math.cuh, lib/ptx/fp16.cuh, lib/ptx/access.cuh, lib/ptx/mbarrier.cuh,
-// lib/ptx/warpgroup.cuh, lib/ptx/tma.cuh, lib/ptx/ticket.cuh, lib/ptx/fragment.cuh, lib/ptx/wgmma.cuh.j2,
-// lib/ptx/stmatrix.cuh, lib/constants.cuh.j2, lib/params.cuh.j2, lib/masks/window.cuh,
-// forward_wgmma/tiles/tight.cuh.j2, forward/work/dense.cuh, lib/tile/smem.cuh, lib/softmax/rescale.cuh,
-// forward_wgmma/mask_scores.cuh, lib/softmax/warpgroup.cuh, lib/softmax/sink.cuh, lib/tile/ring.cuh,
-// forward_wgmma/task.cuh.j2, forward_wgmma/products.cuh, forward_wgmma/memory.cuh, forward_wgmma/loads/dense.cuh.j2,
-// forward_wgmma/results/finished.cuh.j2, forward_wgmma/kernel.cu.j2
+// Contents, lib: base; lib/ptx: math fp16 access mbarrier warpgroup tma ticket fragment wgmma stmatrix; lib: constants
+// params; lib/masks: window; forward_wgmma/tiles: tight; forward/work: dense; lib/tile: smem; lib/softmax: rescale;
+// forward_wgmma: mask_scores; lib/softmax: warpgroup sink; lib/tile: ring; forward_wgmma: task products memory;
+// forward_wgmma/loads: dense; forward_wgmma/results: finished; forward_wgmma: kernel
 
 // ---- lib/base.cuh
 // The machine: integer types, thread indices, barriers, shuffles, dynamic shared memory, scalar maths.

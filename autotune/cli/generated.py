@@ -140,7 +140,7 @@ def _source(problem: Problem, config: Config, gpu: Gpu, what: str) -> str:
              *_wrapped("launch     ", _line(_of_kind(kernel, config, "launch"))),
              *(f"resources  {line}" for line in _resources(kernel, problem, config, binary)),
              f"compiler   NVRTC {binary.nvrtc}, -arch={binary.target}; options {' '.join(compile.OPTIONS)}",
-             f"again      autotune source {problem} --gpu {gpu.name} --config '{config}'"]
+             f"again      autotune source {problem} --gpu {gpu.name}"]
     header = "".join(f"// {line}".rstrip() + "\n" for line in lines)
     return f"{header}\n{binary.source}"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import textwrap
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, StrictUndefined
@@ -110,8 +111,9 @@ def _with_banners(template: str, text: str) -> str:
                 lines.append(f"{BANNER}{said}\n")
             if line.strip() or lines and lines[-1].strip():
                 lines.append(line)
-    listed = textwrap.wrap(f"Contents: {', '.join([*headers, template])}", 117, break_on_hyphens=False, break_long_words=False)
-    contents = [*(f"// {line}\n" for line in listed), "\n"]
+    rooms = [f"{room}: {' '.join(name.rpartition('/')[2].partition('.')[0] for name in names)}"
+             for room, names in groupby([*headers, template], lambda name: name.rpartition("/")[0])]
+    contents = [*(f"// {line}\n" for line in textwrap.wrap(f"Contents, {'; '.join(rooms)}", 117)), "\n"]
     return "".join([*lines[:first], *contents, *lines[first:]] if headers else lines)
 
 

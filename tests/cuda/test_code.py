@@ -42,11 +42,13 @@ def test_code_counts_whatever_it_looks_like(code):
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_a_rendered_source_says_where_each_header_begins(text):
     source = rendered(text)
-    contents = re.search(r"^// Contents: ((?:.+\n// )*.+)\n\n", source, re.MULTILINE)
-    *headers, template = re.split(r",\s(?://\s)?", contents[1])
-    banners = re.findall(rf"^{BANNER}(\S+)$", source, re.MULTILINE)
-    assert list(dict.fromkeys(name for name in banners if name != template)) == headers
-    assert all((TEMPLATES / name).is_file() for name in (template, *headers))
+    contents = re.search(r"^// Contents, ((?:.+\n// )*.+)\n\n", source, re.MULTILINE)
+    rooms = [room.split(": ") for room in contents[1].replace("\n//", "").split("; ")]
+    *listed, template = [f"{room}/{name}" for room, names in rooms for name in names.split()]
+    headers = [name for name in dict.fromkeys(re.findall(rf"^{BANNER}(\S+)$", source, re.MULTILINE))
+               if not name.startswith(f"{template}.cu.")]
+    assert listed == [re.sub(r"\.cuh(\.j2)?$", "", name) for name in headers]
+    assert (TEMPLATES / f"{template}.cu.j2").is_file() and all((TEMPLATES / name).is_file() for name in headers)
     assert source.index(contents[0]) < source.index("#define DEVICE") and "\x1f" not in source
     for name in headers:  # each banner stands above the first line of its own header
         text = (TEMPLATES / name).read_text().splitlines()
