@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::autotune.call
 # (Sq, Sk) that broke other implementations: one row, one key, more queries than keys, tails of one, several tiles
 LENGTHS = [(1, 1), (1, 3), (2, 1), (64, 128), (239, 1), (3, 799), (113, 203), (108, 256), (307, 256), (1, 339), (1023, 1024)]
 MASKS = [{}, dict(window_right=0), dict(window_left=127, window_right=0), dict(window_left=40, window_right=24),
-         dict(window_left=0), dict(window_right=7)]
+         dict(window_left=0), dict(window_right=7), dict(window_right=0, prefix=199)]
 
 
 COVER = [

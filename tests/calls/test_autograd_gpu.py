@@ -34,7 +34,7 @@ def graph(given):
     arrays = [tensor(array, problem.dtype).requires_grad_() for array in (inputs.q, inputs.k, inputs.v)]
     sinks = None if inputs.sinks is None else tensor(inputs.sinks, "fp32").requires_grad_()
     slopes = None if inputs.alibi_slopes is None else tensor(inputs.alibi_slopes, "fp32")
-    options = dict(causal=problem.causal, window=(problem.window_left, problem.window_right), softcap=problem.softcap, sinks=sinks,
+    options = dict(**problem.bounds.arguments, softcap=problem.softcap, sinks=sinks,
                    alibi_slopes=slopes, return_lse=True)
     if problem.packed:
         starts = [torch.as_tensor(given.layout.device_starts(name), device="cuda") for name in ("query", "key")]
@@ -66,7 +66,8 @@ def as_gradients(found, problem) -> Gradients:
     "backward-bf16-b1-h8x1-q700-k700-d64-left127-right0-sinks", "backward-bf16-b2-h4x4-q200-k333-d80-softcap20-alibi",
     "backward-bf16-b5-h4x2-q300-k400-d128-causal-varlen-sinks", "backward-fp16-b4-h4x1-q200-k200-d96-left30-right5-varlen",
     "backward-bf16-b1-h2x1-q300-k300-d256-causal", "backward-bf16-b1-h2x2-q257-k300-d192x128-causal",
-    "backward-fp16-b2-h5x1-q100-k170-d72x40"])
+    "backward-fp16-b2-h5x1-q100-k170-d72x40",
+    "backward-bf16-b2-h4x2-q300-k500-d64-causal-prefix333", "backward-bf16-b5-h4x2-q300-k400-d128-causal-prefix130-varlen"])
 def test_gradients_are_right(text, kind):
     import cupy
 

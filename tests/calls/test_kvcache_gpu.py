@@ -23,15 +23,15 @@ COVER = [Problem.parse(text) for text in (
     *(f"decode-bf16-b2-h{group}x1-q1-k1500-d64" for group in (1, 5, 6, 7, 16, 64)),
     *(f"decode-bf16-b2-h4x2-q2-k700-d{d}-causal-page16" for d in ("80", "96", "192", "256", "72x40", "192x128")),
     "decode-bf16-b4-h64x8-q1-k900-d64-causal-left127-sinks-page16", "decode-bf16-b4-h8x8-q4-k900-d64-left40-right2-sinks",
-    "decode-bf16-b200-h4x1-q1-k100-d64-page16", "decode-fp16-b65-h8x8-q1-k64-d128")]
+    "decode-bf16-b200-h4x1-q1-k100-d64-page16", "decode-fp16-b65-h8x8-q1-k64-d128",
+    "decode-bf16-b5-h8x2-q4-k777-d64-causal-prefix500-page16", "decode-fp16-b3-h8x4-q16-k300-d128-causal-prefix295")]
 
 
 def call(problem, inputs, convert=lambda array: array, **keywords):
     layout = inputs.layout
     return autotune.attention_with_kvcache(
         *map(convert, (inputs.q, inputs.k, inputs.v)), cache_seqlens=convert(layout.device_lengths()),
-        page_table=convert(layout.table), causal=problem.causal, window=(problem.window_left, problem.window_right),
-        softcap=problem.softcap, sinks=convert(inputs.sinks), alibi_slopes=convert(inputs.alibi_slopes),
+        page_table=convert(layout.table), **problem.bounds.arguments, softcap=problem.softcap, sinks=convert(inputs.sinks), alibi_slopes=convert(inputs.alibi_slopes),
         k_scale=convert(inputs.k_scales), v_scale=convert(inputs.v_scales), return_lse=True, **keywords)
 
 
@@ -58,7 +58,8 @@ PACKED = [Problem.parse(text) for text in (
     "decode-bf16-b9-h8x2-q16-k900-d64-causal-page16-packed", "decode-fp16-b5-h10x2-q300-k1500-d128-causal-left200-page64-packed",
     "decode-bf16-b4-h16x2-q150-k700-d64-packed", "decode-bf16-b33-h6x1-q40-k300-d80-causal-sinks-page3-packed",
     "decode-fp16-b3-h4x4-q77-k400-d192x128-causal-softcap20-packed",
-    "decode-bf16-b7-h4x2-q500-k900-d128-causal-alibi-page16-packed")]
+    "decode-bf16-b7-h4x2-q500-k900-d128-causal-alibi-page16-packed",
+    "decode-bf16-b7-h4x2-q500-k900-d128-causal-prefix300-page16-packed")]
 
 
 @pytest.mark.parametrize("library", ["cupy", "torch"])

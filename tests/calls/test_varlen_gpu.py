@@ -23,7 +23,8 @@ COVER = [Problem.parse(f"forward-{text}-varlen") for text in (
     "bf16-b7-h32x8-q1500-k1500-d128-causal", "fp16-b5-h16x16-q700-k900-d64", "bf16-b65-h8x2-q300-k300-d64-causal-left127-sinks",
     "bf16-b9-h6x1-q400-k1200-d128-causal-softcap30", "fp16-b3-h5x5-q333-k77-d80-left40-right8-alibi",
     "bf16-b4-h8x2-q900-k900-d192x128-causal", "bf16-b4-h4x2-q700-k700-d256-causal", "bf16-b1-h14x2-q513-k1025-d64-causal-alibi",
-    "fp16-b300-h4x1-q40-k60-d96-causal", "fp32-b4-h4x2-q200-k200-d64-causal", "bf16-b3-h4x4-q150-k150-d40x24-sinks")]
+    "fp16-b300-h4x1-q40-k60-d96-causal", "fp32-b4-h4x2-q200-k200-d64-causal", "bf16-b3-h4x4-q150-k150-d40x24-sinks",
+    "bf16-b6-h8x2-q700-k900-d128-causal-prefix257")]
 
 
 def call(inputs, convert=lambda array: array, **keywords):
@@ -31,7 +32,7 @@ def call(inputs, convert=lambda array: array, **keywords):
     return autotune.attention_varlen(
         *(convert(array[0]) for array in (inputs.q, inputs.k, inputs.v)), convert(layout.device_starts("query")),
         convert(layout.device_starts("key")), problem.seqlen_q, problem.seqlen_k, scale=inputs.scale,
-        window=(problem.window_left, problem.window_right), softcap=problem.softcap, sinks=convert(inputs.sinks),
+        **problem.bounds.arguments, softcap=problem.softcap, sinks=convert(inputs.sinks),
         alibi_slopes=convert(inputs.alibi_slopes), return_lse=True, **keywords)
 
 
