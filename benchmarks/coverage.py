@@ -168,12 +168,12 @@ def _quantile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
-NOTABLE = 1.2  # rows that lose less are written without their configs: these are two thirds of the file
+NOTABLE = 1.1  # rows that lose less, and have no peer, are not written: they would be two thirds of the file
 
 
 def _save(options: argparse.Namespace, rows: dict[str, dict], gpu: Gpu, problems: Sequence[Problem]) -> None:
-    facts = {"seed": options.seed, "left_out": len(problems) - len(rows), "problems": {problem: row if row.get("loss", 1) > NOTABLE else {name: value for name, value in row.items()
-                                                                          if name not in ("served", "best")} for problem, row in rows.items()}}
+    notable = {problem: row for problem, row in rows.items() if row["loss"] > NOTABLE or "vs_peer" in row}
+    facts = {"seed": options.seed, "left_out": len(problems) - len(rows), "problems": notable}
     _result.write(options.out, gpu, summary(rows), facts)
 
 

@@ -93,10 +93,12 @@ def cover(problems, gpu: Gpu, at_hand: bool, root: Path, args: argparse.Namespac
     first, slash, count = args.part.partition("/")
     if not (slash and first.isdigit() and count.isdigit() and 1 <= int(first) <= int(count) <= 1000):
         raise UsageError(f"--part is {args.part!r}; it must be I/N with 1 <= I <= N, such as 2/4")
+    from ..database.known import left_out
     from ..tuner.cover import tune_covers
 
     found = tune_covers(problems, gpu, root=root, part_of=(int(first), int(count)), seconds=args.seconds)
-    rows = [(one.static.text, len(one.configs), len(one.problems), f"{mean(one.losses):.3f}", f"{max(one.losses):.3f}") for one in found]
+    rows = [(one.static.text, len(one.configs), len(one.problems), f"{mean(losses):.3f}", f"{max(losses):.3f}")
+            for one in found if (losses := left_out(one, gpu))]
     print(table(("static part", "configs", "problems", "loss", "worst"), rows))
     return 0
 

@@ -112,6 +112,12 @@ class Bounds(NamedTuple):
             prefix = min(self.prefix, keys // 2, max(keys - queries + 1 + half, 1))
         return Bounds(left, right, max(prefix, 1))
 
+    def span(self, first: int, last: int, queries: int, keys: int) -> tuple[int, int]:
+        """(first, end) of the keys that rows `first` to `last` see, some of them or all."""
+        begin = 0 if self.window_left is None else first + keys - queries - self.window_left
+        end = keys if self.window_right is None else max(last + keys - queries + self.window_right + 1, self.prefix)
+        return max(0, begin), min(keys, end)
+
     @property
     def edges(self) -> int:
         """Along how many edges tiles of keys are seen in part."""

@@ -16,7 +16,7 @@ from . import sequences
 from .masks import MAX_LENGTH, Bounds
 from .text import DTYPES, EXAMPLE, OPS, ProblemError, fields_of
 from .reading import quoted
-from .sequences import bucket_batch, bucket_length
+from .sequences import bucket_batch, bucket_length, least_batch, least_length
 
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1}
 KV_SOURCES = ("dense", "varlen", "paged")
@@ -194,10 +194,15 @@ class Problem:
         return self.bounds.simplified(self.seqlen_q, self.seqlen_k) if self.kv == "dense" else self.bounds
 
     def bucketed(self) -> Problem:
-        """The representative of this problem's bucket: lengths rounded up to 8 steps an octave, batch to a power of 2."""
+        """The representative of this problem's bucket: lengths rounded up to 8 steps an octave, batch to 4."""
         bucket = dict(batch=bucket_batch(self.batch), seqlen_q=bucket_length(self.seqlen_q), seqlen_k=bucket_length(self.seqlen_k),
                       **self.bounds.bucketed()._asdict())
         return self if all(getattr(self, name) == value for name, value in bucket.items()) else replace(self, **bucket)
+
+    def least_of_bucket(self) -> Problem:
+        """The smallest problem of this one's bucket."""
+        return replace(self, batch=least_batch(self.batch), seqlen_q=least_length(self.seqlen_q),
+                       seqlen_k=least_length(self.seqlen_k))
 
     @cached_property
     def sequences(self) -> tuple[tuple[int, int], ...]:
@@ -212,10 +217,10 @@ class Problem:
         """(query, key) pairs that the mask lets through, per head, in a sequence of seqlen_q queries and seqlen_k keys."""
         return self.bounds.visible_pairs(self.seqlen_q, self.seqlen_k)
 
-    @property
+    @cached_property
     def flops(self) -> int:
-        """Multiply-adds of the matrix products count 2, two products of a forward and five of a backward; masked pairs count 0. The
-        field's usual convention."""
+        """Multiply-adds of the matrix products count 2, two products of a forward and five of a backward; masked pairs count 0.
+        The field's usual convention."""
         return self.flops_of(self.sequences) * self.batch // max(len(self.sequences), 1)
 
     def flops_of(self, lengths: Iterable[tuple[int, int]]) -> int:
@@ -224,10 +229,10 @@ class Problem:
         columns = 3 * self.head_dim + 2 * self.head_dim_v if self.op == "backward" else self.head_dim + self.head_dim_v
         return 2 * self.heads_q * sum(pairs) * columns
 
-    @property
+    @cached_property
     def compulsory_bytes(self) -> int:
-        """Bytes that any kernel must move: q, k, v read once, out written once. Of a backward, also out, its gradient and lse read
-        once, and the gradients of q, k and v written once."""
+        """Bytes that any kernel must move: q, k, v read once, out written once. Of a backward, also out, its gradient and lse
+        read once, and the gradients of q, k and v written once."""
         return self.bytes_of(self.sequences) * self.batch // max(len(self.sequences), 1)
 
     @property

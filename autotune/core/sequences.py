@@ -11,15 +11,36 @@ SIGMA = 1.0  # of the logarithm: lengths of prompts and documents spread about a
 
 def bucket_length(length: int) -> int:
     """`length` rounded up to one of 8 steps an octave: 8192 -> 8192, 8193 -> 9216. Lengths to 16 stand for themselves."""
-    if length <= 16:
-        return length
-    shift = (length - 1).bit_length() - 4
-    return ((length - 1 >> shift) + 1) << shift
+    return _rounded_up(length, 4)
 
 
 def bucket_batch(batch: int) -> int:
-    """`batch` rounded up to a power of two."""
-    return 1 << (batch - 1).bit_length() if batch > 1 else batch
+    """`batch` rounded up to one of 4 steps an octave: 17 -> 20. Batches to 8 stand for themselves."""
+    return _rounded_up(batch, 3)
+
+
+def least_length(length: int) -> int:
+    """The least length that stands for the same as `length` does."""
+    return _least(length, 4)
+
+
+def least_batch(batch: int) -> int:
+    """The same of batches."""
+    return _least(batch, 3)
+
+
+def _rounded_up(value: int, bits: int) -> int:
+    if value <= 1 << bits:
+        return value
+    shift = (value - 1).bit_length() - bits
+    return ((value - 1 >> shift) + 1) << shift
+
+
+def _least(value: int, bits: int) -> int:
+    if value <= 1 << bits:
+        return value
+    shift = (value - 1).bit_length() - bits
+    return (value - 1 >> shift << shift) + 1
 
 
 @lru_cache(maxsize=256)

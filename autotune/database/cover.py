@@ -12,7 +12,6 @@
     - forward_wgmma 2 1 ... 0a5f6e1bd38c
     problems:                             # times in us, one for each config; -: it could not be launched or was not tried
       b3-h40x8-q1711-k1711-causal: 81.3 84.1 -                            # without what all have in common: forward-bf16, d128
-    losses: 1.0 1.02 ...                  # for each problem: time of what is chosen when it is left out / best of its row
 
 A row is one text, because reading YAML takes time by the value: 2 ms for a cover, where lists of numbers would take 10.
 Launch parameters that follow from sizes (`Kernel.fitted`) are those of the sizes that were timed.
@@ -24,7 +23,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Mapping
+from typing import Iterable, Mapping
 
 from ..core.config import Config, ConfigError
 from ..core.problem import Problem, ProblemError, Static
@@ -34,7 +33,8 @@ from .record import GpuKey, RecordError
 
 SCHEMA, WITH_COMMENTS = 2, 1  # the latter hashed sources with their comments: of which code they are is not known
 FOLDER = "cover"
-FIELDS = {"schema", "gpu", "static", "nvrtc", "date", "parameters", "configs", "problems", "losses"}
+FIELDS = {"schema", "gpu", "static", "nvrtc", "date", "parameters", "configs", "problems"}
+NO_LONGER = {"losses"}  # read, and not used
 MAX_BYTES, MAX_CONFIGS, MAX_PROBLEMS = 1 << 20, 64, 512
 DIGITS = 12  # of a source's hash
 UNKNOWN = "-"  # instead of it
@@ -54,11 +54,16 @@ class Cover:
     times: tuple[tuple[float | None, ...], ...]
     nvrtc: str
     date: str
-    losses: tuple[float, ...] = ()
 
 
 def file_of(folder: Path, gpu_name: str, static: Static) -> Path:
     return folder / gpu_name / FOLDER / f"{static.in_bf16.text}.yaml"
+
+
+def of_static(roots: Iterable[Path], static: Static) -> list[Cover]:
+    """The covers of `static` on any GPU that can be read in `roots`."""
+    paths = [path for root in roots for path in sorted(Path(root).glob(f"*/{FOLDER}/{static.in_bf16.text}.yaml"))]
+    return [found for path in paths if isinstance(found := read(path), Cover)]
 
 
 def read(path: Path) -> Cover | str | None:
@@ -82,7 +87,7 @@ def read(path: Path) -> Cover | str | None:
 
 def from_data(data: object) -> Cover:
     """The cover that plain `data` says. Raises `RecordError` naming what is wrong."""
-    if not isinstance(data, dict) or set(data) != FIELDS:
+    if not isinstance(data, dict) or set(data) - NO_LONGER != FIELDS:
         raise RecordError(f"a cover is a mapping with exactly {', '.join(sorted(FIELDS))}")
     if data["schema"] not in (WITH_COMMENTS, SCHEMA):
         raise RecordError(f"schema is {data['schema']!r}; this autotune reads covers of schema {WITH_COMMENTS} and {SCHEMA}")
@@ -105,11 +110,7 @@ def from_data(data: object) -> Cover:
         if problem.static.in_bf16.text != data["static"]:
             raise RecordError(f"{problem} is not of {data['static']}")
         times.append(_numbers(row, len(configs), f"times of {problem}"))
-    losses = _numbers(data["losses"], len(problems), "losses") if data["losses"] else ()
-    if not all(loss is not None and loss >= 1 for loss in losses):
-        raise RecordError("losses must be numbers from 1")
-    return Cover(GpuKey.from_entry(data["gpu"]), static, configs, sources, problems, tuple(times), data["nvrtc"], data["date"],
-                 losses)
+    return Cover(GpuKey.from_entry(data["gpu"]), static, configs, sources, problems, tuple(times), data["nvrtc"], data["date"])
 
 
 def as_data(cover: Cover) -> dict:
@@ -119,8 +120,7 @@ def as_data(cover: Cover) -> dict:
     problems = {_short(problem.text): " ".join("-" if time is None else f"{time:.4g}" for time in row)
                 for problem, row in zip(cover.problems, cover.times)}
     return {"schema": SCHEMA, "gpu": cover.gpu.as_entry(), "static": cover.static.text, "nvrtc": cover.nvrtc, "date": cover.date,
-            "parameters": parameters, "configs": rows, "problems": problems,
-            "losses": " ".join(f"{loss:.4g}" for loss in cover.losses)}
+            "parameters": parameters, "configs": rows, "problems": problems}
 
 
 def write(cover: Cover, folder: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import Iterable, Sequence
 
 from ..core.config import Config
 from ..core.gpu import Gpu
@@ -12,13 +13,11 @@ from ..kernels import KERNELS
 from . import cover as covers
 from . import view
 from .cover import Cover
-from .expect import Point, distance, expectations
+from .expect import Expectation, Point, expectations, loss_of
 from .record import GpuKey, Record
 
 # Without a cover: what records of neighbours were found to lose (benchmarks/results/neighbours-h200.yaml: 1.03, one 1.25).
 OF_RECORDS = 1.04, 1.3
-QUANTILE = 0.98  # of losses, near ones first: 96 % of the problems of covers stay under the bound that the others give, with 0.95 93 %
-LEAST_BOUND = 0.02
 
 
 class Known:
@@ -58,26 +57,34 @@ class Known:
 
     @cached_property
     def points(self) -> list[Point]:
-        return [*(point for cover in self.covers for point in points_of(cover, self.gpu)), *_points(self.records, self.gpu)]
+        """What speaks for configs: the covers, or where there is none, records. Beside a cover a record serves its own bucket
+        only, so that no other problem is served worse for it."""
+        return [point for cover in self.covers for point in points_of(cover, self.gpu)] or _points(self.records, self.gpu)
 
     @cached_property
     def configs(self) -> list[tuple[Config, object]]:
         """Every config that may serve, with the record or the digits of the source that speak for it. Measured ones first."""
-        listed = [(config, source) for cover in self.covers for config, source in zip(cover.configs, cover.sources)]
-        return listed + _configs(self.records)
+        return _listed(self.covers) or _configs(self.records)
+
+    @cached_property
+    def _foreign_covers(self) -> list[tuple[Cover, Gpu]]:
+        found = covers.of_static(self._roots, self.static)
+        return [(cover, gpu) for cover in found if cover.gpu.arch == self.gpu.arch and (gpu := view.gpu_of(cover.gpu))]
 
     @cached_property
     def foreign_points(self) -> list[Point]:
-        return [point for record in self._view.same_arch if (gpu := view.gpu_of(record.gpu)) for point in _points([record], gpu)]
+        """The same of other GPUs of this arch."""
+        return [point for cover, gpu in self._foreign_covers for point in points_of(cover, gpu)] or \
+            [point for record in self._view.same_arch if (gpu := view.gpu_of(record.gpu)) for point in _points([record], gpu)]
 
     @cached_property
     def foreign_configs(self) -> list[tuple[Config, object]]:
-        return _configs(self._view.same_arch)
+        return _listed(cover for cover, _ in self._foreign_covers) or _configs(self._view.same_arch)
 
 
 def points_of(cover: Cover, gpu: Gpu) -> list[Point]:
     families = [KERNELS[config.kernel].family(config) for config in cover.configs]
-    return [Point(problem, gpu, {family: time for family, time in zip(families, row) if time}, True)
+    return [Point(problem, gpu, {family: time for family, time in zip(families, row) if time})
             for problem, row in zip(cover.problems, cover.times)]
 
 
@@ -89,8 +96,12 @@ def _points(records, gpu: Gpu) -> list[Point]:
             continue
         pairs = [(record.default_config, record.default_time_us)] if record.default_config else []
         pairs += [*record.ties, (record.config, record.time_us)]
-        found.append(Point(record.problem, gpu, {KERNELS[config.kernel].family(config): time for config, time in pairs}, False))
+        found.append(Point(record.problem, gpu, {KERNELS[config.kernel].family(config): time for config, time in pairs}))
     return found
+
+
+def _listed(found: Iterable[Cover]) -> list[tuple[Config, object]]:
+    return [(config, source) for cover in found for config, source in zip(cover.configs, cover.sources)]
 
 
 def _configs(records) -> list[tuple[Config, object]]:
@@ -98,28 +109,16 @@ def _configs(records) -> list[tuple[Config, object]]:
     return [(record.config, record) for record in ordered]
 
 
-def loss_to_expect(known: Known, problem: Problem) -> tuple[float, float]:
-    """(slowdown to expect, its bound) from the losses of covers' problems when each was left out, the near ones first."""
-    losses = [(math.exp(-distance(point, problem, known.gpu) ** 2) + 0.05, loss)
-              for cover in known.covers for point, loss in zip(cover.problems, cover.losses)]
-    if not losses:
-        return OF_RECORDS
-    total = sum(weight for weight, _ in losses)
-    expected = sum(weight * loss for weight, loss in losses) / total
-    reached, bound = 0.0, 1.0
-    for weight, loss in sorted(losses, key=lambda entry: entry[1]):
-        reached += weight
-        bound = loss
-        if reached >= QUANTILE * total:
-            break
-    return expected, max(bound, expected + LEAST_BOUND)
+def loss_to_expect(known: Known, found: Sequence[Expectation]) -> tuple[float, float]:
+    """(slowdown to expect, its bound) of the first of `found`."""
+    return loss_of(found) if known.covers else OF_RECORDS
 
 
 def left_out(cover: Cover, gpu: Gpu) -> tuple[float, ...]:
     """For each problem of `cover`: the time of what is chosen for it from the times of the other problems, over the best time."""
     points, losses = points_of(cover, gpu), []
     for n, point in enumerate(points):
-        found = expectations(point.problem, gpu, points[:n] + points[n + 1:], [(config, None) for config in cover.configs], None)
+        found = expectations(point.problem, gpu, points[:n] + points[n + 1:], [(config, None) for config in cover.configs])
         timed = (point.times.get(KERNELS[e.config.kernel].family(e.config)) for e in found)
         losses.append(next((time for time in timed if time), math.inf) / min(point.times.values()))
     return tuple(losses)

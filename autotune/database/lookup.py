@@ -3,9 +3,8 @@ the answer is.
 
 Which config answers is a function of the problem's bucket, so that growing lengths stay warm; what of it follows from sizes is
 chosen for those of the problem. A warm lookup is one dict access on a tuple of plain values, and reads no file. Cold, a record of
-the bucket serves if there is one. Else every config of which
-something was measured for this static part, with what follows from sizes chosen for these, is compared by the time to expect
-(`expect`), beside the default.
+the bucket serves if there is one. Else the configs of the static part's cover, or those of its records and the default, with
+what follows from sizes chosen for these, are compared by the time to expect (`expect`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..core.config import Config, ConfigError
 from ..core.gpu import Gpu, detect, resolve
 from ..core.problem import Problem
 from ..kernels import KERNELS, default_config
-from .expect import Expectation, expectations
+from .expect import Expectation, over_bucket
 from .known import Known, loss_to_expect
 from .record import Record
 
@@ -48,11 +47,11 @@ class NoKernelError(ValueError):
 class Match:
     """The config to run, and how it is known.
 
-    `problem` is the representative of the bucket that was asked for. `record` is the record that the config is from, `source` the
-    first digits of the hash of its source if it is from a cover; both are empty for a default. `slowdown` is the time to expect in
-    units of the time of a config tuned here (1.0: none to expect), `bound` what it stays under for 19 problems of 20. Both come
-    from leaving out what was measured. `expected` is what was expected of the config when it was chosen, None if it was not chosen
-    by that.
+    `problem` is the representative of the bucket that was asked for. `record` is the record that the config is from, `source`
+    the first digits of the hash of its source if it is from a cover; both are empty for a default. `slowdown` is the time to
+    expect in units of the time of a config tuned here (1.0: none to expect), `bound` what it stays under for 19 problems of 20.
+    Both come from leaving out what was measured. `expected` is what was expected of the config when it was chosen, None if it
+    was not chosen by that.
     """
 
     config: Config
@@ -269,7 +268,7 @@ class _Table:
         record = chosen.source if isinstance(chosen.source, Record) else None
         source = chosen.source if isinstance(chosen.source, str) else ""
         evidence = self._evidence(record.nvrtc if record else known.nvrtc, record.evidence if record else "measured")
-        slowdown, bound = loss_to_expect(known, problem)
+        slowdown, bound = loss_to_expect(known, found)
         change = SLOWDOWN_OF_EVIDENCE[evidence]
         factor = OTHER_GPU if foreign else 1.0
         return Match(chosen.config, "same_arch" if foreign else "near", evidence, problem, self.gpu, record,
@@ -277,16 +276,12 @@ class _Table:
 
     def compared(self, problem: Problem) -> tuple[list[Expectation], bool]:
         """(what to expect of every config, whether only what was measured on other GPUs speaks)."""
-        known, default = self.known(problem), self._default(problem)
+        known = self.known(problem)
         foreign = not known.points and bool(known.foreign_points)
         points, configs = (known.foreign_points, known.foreign_configs) if foreign else (known.points, known.configs)
-        found = expectations(problem, self.gpu, points, configs, default)
-        if problem.batch > 2:  # a bucket reaches down to half of its batch: what is good for one end only is not chosen
-            inside = replace(problem, batch=problem.batch * 3 // 4)
-            others = {KERNELS[e.config.kernel].family(e.config): e.charged_us
-                      for e in expectations(inside, self.gpu, points, configs, default)}
-            least = min(others.values())
-            found.sort(key=lambda e: (e.charged_us * others.get(KERNELS[e.config.kernel].family(e.config), least), e.config.text))
+        found = over_bucket(problem, self.gpu, points, configs) if known.covers else []
+        if not found:  # beside records, and where no config of a cover can serve, the default is one of many
+            found = over_bucket(problem, self.gpu, points, [*configs, (self._default(problem), None)])
         return found, foreign
 
     def _exact(self, problem: Problem, record: Record) -> Match:
@@ -311,7 +306,8 @@ def _minor(version: str) -> str:
 
 
 def _toolkit_here() -> str:
-    """Minor version of the NVRTC here, "" if none was loaded so far: that takes a second, and `Match.confirmed` knows it anyway."""
+    """Minor version of the NVRTC here, "" if none was loaded so far: that takes a second, and `Match.confirmed` knows it
+    anyway."""
     compile = sys.modules.get(f"{__package__.partition('.')[0]}.cuda.compile")
     try:
         return _minor(compile.nvrtc_version()) if compile and compile.nvrtc_loaded() else ""

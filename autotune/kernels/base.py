@@ -199,8 +199,10 @@ class Kernel:
         return self.with_sized(problem.static, config, self.suited(problem, config, gpu))
 
     def with_sized(self, static: Static, config: Config, values: Mapping[str, Value]) -> Config:
-        """`config` with these values of `sized`."""
-        return self.config(static, {**config.values, **values}) if values else config
+        """`config` with these values of `sized`, from which nothing else follows."""
+        if all(config[name] == value for name, value in values.items()):
+            return config
+        return Config.of(self.name, {**config.values, **values})
 
     def resized(self, known: Problem, config: Config, gpu: Gpu) -> Resized:
         """What of `sized` a config that was chosen for `known` should have for other sizes: what suits those, times how much more

@@ -12,7 +12,7 @@ import math
 import time
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Sequence
@@ -26,7 +26,6 @@ from ..cuda.render import render
 from ..database import cover as covers
 from ..database import view
 from ..database.cover import Cover
-from ..database.known import left_out
 from ..database.lookup import refresh
 from ..database.record import GpuKey, Record
 from ..kernels import KERNELS
@@ -164,10 +163,10 @@ class Surveying:
         self.say(f"{self.part.static.text}: {len(built)} of {len(self.part.candidates)} compiled, {len(right)} right, "
                  f"{len(chosen)} chosen, {len(table)} problems, waited {compiled - began:.1f} s, took {time.monotonic() - began:.1f} s")
         timed = {problem: row for problem, row in table.items() if any(row.get(config) for config in chosen)}
-        found = Cover(GpuKey.of(self.gpu), self.part.static, tuple(chosen),
-                     tuple(right[config].binary.source_sha256[:covers.DIGITS] for config in chosen), tuple(timed),
-                     tuple(tuple(row.get(config) for config in chosen) for row in timed.values()), compile.nvrtc_version(), _now())
-        return replace(found, losses=left_out(found, self.gpu))
+        sources = (right[config].binary.source_sha256[:covers.DIGITS] for config in chosen)
+        times = (tuple(row.get(config) for config in chosen) for row in timed.values())
+        return Cover(GpuKey.of(self.gpu), self.part.static, tuple(chosen), tuple(sources), tuple(timed), tuple(times),
+                     compile.nvrtc_version(), _now())
 
     def _right(self, built: dict[Config, Built]) -> dict[Config, Built]:
         """Those that are right on the cheapest anchor, one after another: what hangs or crashes takes only itself along."""

@@ -187,7 +187,7 @@ def test_splits_are_searched_where_the_gpu_is_not_full():
 
 def test_estimates_prefer_splits_where_most_of_the_gpu_would_idle():
     for text, wins in (("b1-h8x8-q512-k8192-d128-causal", True), ("b1-h16x16-q128-k16384-d64", True),
-                       ("b8-h8x8-q512-k8192-d128", False)):
+                       ("b8-h32x8-q2048-k8192-d128", False)):
         problem = forward(f"bf16-{text}")
         base = {**KERNEL.default(problem, GPU).values, "split_keys": False, "num_splits": 1}
         whole, parts = (KERNEL.config(problem.static, {**base, "split_keys": n > 1, "num_splits": n}) for n in (1, 4))

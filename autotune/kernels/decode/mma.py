@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from typing import Mapping
 
 from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
-from ..base import WARP_SIZE, Step, resident_blocks, header_if
-from .base import DECODE_FIELDS, MAX_CLUSTER, DecodeKernel, row_tiles, rows_of, unsplit_pieces
-from .defaults import early_tiles, is_short, may_guess, pieces, skeletons, speculates, stands_alone, visible
-from .rules import RULES, key_bytes, ring_bytes, smem_bytes, whole_fragments
+from ..base import WARP_SIZE, Step, header_if, resident_blocks
+from . import account
+from .account import L2_LINE_BYTES, MORE_REGISTERS, MORE_REGISTERS_E4M3
+from .base import DECODE_FIELDS, MAX_CLUSTER, DecodeKernel, rows_of, unsplit_pieces
+from .defaults import early_tiles, is_short, pieces, skeletons, speculates, stands_alone
+from .rules import RULES, key_bytes, live_registers, ring_bytes, smem_bytes, whole_fragments
 from ..limits import MAX_REGISTERS, registers_available, shared_memory_exceeded
 
 COMBINE_THREADS = 128
 COMBINE_BYTES = 96 * 1024  # statistics of every split and row, 32 KB at the most, and O of some splits
 
-LATENCY_US = 0.8  # of a load from HBM
 # From one load into a buffer to the next, while all SMs read: with 32 KB in flight 128 blocks read 3.04 TB/s on an H200, 256 with
 # 16 KB 2.86 (e4m3). For the share of the bandwidth that reading takes at best 46 KB an SM are enough. Of 67 winners 60 have 62 KB
 # or more; the others read 25 MB or less, for which no default has more either.
 RING_US, READ_SHARE = 1.4, 0.92
-# What a block takes however much of the bandwidth is free: its beginning and end, and a tile of 16 keys. Fitted to 2300 times of an
-# H200 (36 static parts, covers): of a problem's configs the chosen one took 1.08 times the best, where without them it took 1.11.
-BLOCK_US, STEP_US = 3.0, 0.45
-LAUNCH_US = 2.5  # of a kernel in a graph, from the end of the one before
-DEPENDENT_LAUNCH_US = 1.2  # the same if it is in place by then, and only waits for what that has written: 0.7 to 1.9 less
-CLUSTER_MERGE_US = 0.6  # about 1200 clocks: two barriers of a cluster and a round trip to its shared memory
-# With tiles prefetched before the kernel before has ended: 0.3 to 1 measured on an H200 if that lets this one come when its loop
-# has ended, 0.6 (8 MB of cache) to 5 (134 MB) if earlier.
-PREFETCH_GAIN_US, TRIGGER_GAIN_US = 0.5, 2.0
-SPECULATION_GAIN_US = 1.0  # 0.7 to 1.5 measured at batch 1 (a window of 128 to 8k keys), 0.9 at batch 8
-# Where a block takes 64 bytes of a key: 0.80 to 0.90 of what reading takes, whatever else is tuned (e4m3, head dim 64).
-L2_LINE_BYTES, HALF_LINES = 128, 0.9
 
 
 def paired(problem: Problem) -> bool:
@@ -199,35 +187,17 @@ class DecodeMma(DecodeKernel):
             steps.append(Step("decode_combine", launches.combine, COMBINE_THREADS, COMBINE_BYTES, dependent=dependent))
         return steps
 
-    def early_gain_us(self, problem: Problem, config: Config) -> float:
-        if config["speculative_start"] and not may_guess(problem):
-            return 0.0  # nothing is prefetched either
-        early = 0.0 if not config["prefetch_tiles"] else TRIGGER_GAIN_US if config["trigger_tiles"] else PREFETCH_GAIN_US
-        return early + (SPECULATION_GAIN_US if config["speculative_start"] else 0.0)
+    def account_us(self, problem: Problem, config: Config, gpu: Gpu) -> float:
+        """`estimate_us` before compiling: with the registers that tiles take and what the rest of the kernel was seen to add."""
+        v = config.values
+        more = MORE_REGISTERS_E4M3 * v["block_n"] // 16 if problem.kv_dtype == "e4m3" else MORE_REGISTERS
+        available = registers_available(v["num_warps"] * WARP_SIZE, gpu, v["min_blocks_per_sm"])
+        registers = min(live_registers(problem.static, v) + more, available, MAX_REGISTERS)
+        return self.estimate_us(problem, config, gpu, registers)
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
-        """Bytes over the bandwidth that the bytes in flight allow (Little's law), in whole rounds of blocks, and latencies:
-        launch, first load, merging; and what a block takes by itself, round by round."""
+        """Bytes over the bandwidth in rounds of blocks, what a block takes by itself, and latencies: see `account`."""
         launches = self.launches(problem, config)
-        threads = config["num_warps"] * WARP_SIZE
-        resident = resident_blocks(gpu, threads, registers, config["smem_bytes"])
-        flying = min(launches.grid, gpu.sms * resident) * ring_bytes(problem.static, config.values)
-        bandwidth = min(READ_SHARE * gpu["bandwidth_gb_s"] * 1e3, flying / RING_US)  # bytes per us
-        heads = self.block_heads_kv(config)
-        idle_heads = math.ceil(problem.heads_kv / heads) * heads / problem.heads_kv  # a head that is not there is read all the same
-        bytes_read = problem.compulsory_bytes * idle_heads * (1 + 0.1 * (row_tiles(problem, self.block_rows(config)) - 1))
-        if config["block_heads_kv"] * key_bytes(problem) < L2_LINE_BYTES:
-            bandwidth *= HALF_LINES
-        rounds = launches.grid / (gpu.sms * resident)
-        tail = 1 + 0.1 * (math.ceil(rounds) / rounds - 1) if rounds > 1 else 1 + 0.1 * max(0.0, 1 - launches.grid / gpu.sms)
-        launch_us = DEPENDENT_LAUNCH_US if config["dependent_launch"] else LAUNCH_US
-        merging = CLUSTER_MERGE_US if launches.cluster > 1 else 0.0
-        if launches.slots:
-            splits = launches.grid / self.unsplit(problem, config)
-            merging = LATENCY_US + 0.02 * splits + (launch_us if launches.combine else LATENCY_US)
-            bytes_read += 2 * launches.slots * launches.rows * problem.head_dim_v * 4
-        idle = launch_us + 2 * LATENCY_US + merging - self.early_gain_us(problem, config)
-        splits = launches.grid / max(self.unsplit(problem, config), 1)
-        steps = math.ceil(visible(problem) / splits / config["block_n"] / config["num_warps"])  # of a warp, one after another
-        alone = math.ceil(rounds) * (BLOCK_US + steps * STEP_US * (config["block_n"] / 16)**0.5)
-        return math.hypot(idle + bytes_read / bandwidth * tail, alone)
+        empty = 0 if problem.kv == "dense" else self.launches(problem, config, uniform=False).grid - launches.grid
+        resident = resident_blocks(gpu, config["num_warps"] * WARP_SIZE, registers, config["smem_bytes"])
+        return account.time_us(problem, config.values, launches, empty, max(1, self.unsplit(problem, config)), resident, gpu)

@@ -104,11 +104,9 @@ class ForwardKernel(Kernel):
     def blocks(self, problem: Problem, config: Config) -> int:
         """Blocks of the grid; of packed sequences, those that have work."""
         sets = problem.heads_kv * -(-problem.group // self.block_heads(config))
-        queries = self.block_queries(config)
         if problem.packed:
-            blocks = sum(-(-length // queries) for length, _ in problem.sequences)
-            return blocks * sets * problem.batch // max(len(problem.sequences), 1)
-        return -(-problem.seqlen_q // queries) * sets * problem.batch
+            return query_blocks(problem, self.block_queries(config)) * sets * problem.batch // max(len(problem.sequences), 1)
+        return -(-problem.seqlen_q // self.block_queries(config)) * sets * problem.batch
 
     def tiles(self, problem: Problem, config: Config) -> float:
         """Key tiles that all blocks load together."""
@@ -125,6 +123,12 @@ def scale_field(static: Static) -> Field:
 @lru_cache(maxsize=4)  # of some ten to a hundred MB
 def _sharing(kernel: ForwardKernel, static: Static, gpu: Gpu, most: int) -> tuple[Config, ...]:
     return tuple(config for config in legal_configs(kernel, static, gpu) if kernel.block_heads(config) <= most)
+
+
+@lru_cache(maxsize=1024)
+def query_blocks(problem: Problem, block_queries: int) -> int:
+    """Blocks of so many queries that the sequences of a packed problem have together."""
+    return sum(-(-length // block_queries) for length, _ in problem.sequences)
 
 
 @lru_cache(maxsize=1024)

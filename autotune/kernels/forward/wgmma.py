@@ -9,8 +9,8 @@ from typing import Mapping
 from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
-from . import splits, defaults
-from ..base import RECENT_SIZES, Field, Map, Resized, Sizer, Step, resident_blocks, header_if
+from . import account, defaults, splits
+from ..base import RECENT_SIZES, Field, Map, Resized, Sizer, Step, header_if, resident_blocks
 from .base import FORWARD_FIELDS, TENSORS, ForwardKernel
 from .mma import PANEL
 from ..limits import registers_exceeded, shared_memory_exceeded
@@ -229,32 +229,16 @@ class ForwardWgmma(ForwardKernel):
         combine = -(-problem.seqlen_q // _combined_rows(problem)) * problem.heads_q * problem.batch
         return [step, Step("forward_combine", combine, splits.COMBINE_THREADS, 0, dependent=True)]
 
+    def account_us(self, problem: Problem, config: Config, gpu: Gpu) -> float:
+        return self.estimate_us(problem, config, gpu, MOST_REGISTERS)
+
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
-        """Clocks of an SM for the tiles that its warpgroups work on, in turn: those of the busier of tensor cores and softmax,
-        or what a group takes alone divided by the groups there are. The constants are fitted to 1270 configs that were timed
-        on an H200, 6 problems with D 64 and 128: rank correlation 0.65 to 0.92, errors of 7 to 19 %.
-        """
-        groups, n, dv = config["num_warpgroups"], config["block_n"], problem.head_dim_v
-        threads = (1 + groups) * WARPGROUP_SIZE
-        blocks = max(self.blocks(problem, config), 1) * config["num_splits"]
-        registers = min(256, gpu["registers_per_sm"] // (threads * config["min_blocks_per_sm"]))  # what the launch bounds say
-        resident = min(resident_blocks(gpu, threads, registers, config["smem_bytes"]), math.ceil(blocks / gpu.sms))
-
-        mma = 1.1 * 2 * GROUP_ROWS * n * (problem.head_dim + dv) / gpu["tensor_flops_per_clock_sm"]
-        softmax = 1.73 * GROUP_ROWS * n / gpu["exp_per_clock_sm"] + (GROUP_ROWS * dv / 800 if config["rescale_slack"] < 0 else 0)
-        alone = 0.72 * (mma + softmax) + 313 - (0.41 * min(mma, softmax) if config["overlap"] else 0)
-        turns = groups * resident
-        clocks = (max(mma, softmax)**4 + (alone / turns)**4)**(1 / 4) + 70 / turns
-
-        persistent = config["persistent"]
-        shown = (0.36 if config["q_stages"] > 1 else 0.67) if persistent else 1  # of a block's beginning and end
-        waves = blocks / (gpu.sms * resident)
-        idle = math.ceil(waves) / waves - 1  # of the last wave, in waves
-        stretch = 1 + 0.63 * (1 / waves if problem.mask == "causal" and waves > 1 else idle)
-        total = (self.tiles(problem, config) * groups * clocks + blocks * 6560 * shown / resident) * stretch
-        compute_us = total / gpu.sms / (0.844 * gpu["sm_clock_mhz"])
-        combine_us = splits.combine_us(self.workspace_bytes(problem, config)) if config["split_keys"] else 0.0
-        return max(compute_us, problem.compulsory_bytes / gpu["bandwidth_gb_s"] * 1e-3) + combine_us + 4.0
+        """Tiles in rounds of blocks, loads, and what blocks begin with: see `account`. Registers are those of the launch bounds."""
+        v = config.values
+        threads = (1 + v["num_warpgroups"]) * WARPGROUP_SIZE
+        resident = resident_blocks(gpu, threads, entry_registers(v, gpu["registers_per_sm"]), v["smem_bytes"])
+        return account.time_us(problem, v, self.blocks(problem, config), self.block_queries(config), resident,
+                               self.workspace_bytes(problem, config), gpu)
 
 
 def _combined_rows(problem: Problem) -> int:

@@ -1,0 +1,114 @@
+"""What a forward launch takes by `forward_wgmma`'s own account: tiles in rounds of blocks, loads, and what blocks begin with.
+
+Fitted to 7975 times of an H200 (covers of 42 static parts, `benchmarks/replayed.py`): of a problem's configs the one with the
+least account takes 1.015 times the best. Times are in clocks of an SM until the end, then in us.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Mapping, NamedTuple
+
+from ...core.config import Value
+from ...core.gpu import Gpu
+from ...core.masks import Bounds
+from ...core.problem import Problem
+from .mma import PANEL
+from .splits import combine_us
+
+GROUP_ROWS = 64
+# Of a tile of 64 rows: products and exp2 over what the units could do; a soft cap takes as much again, rescaling at every tile 18
+# clocks a column of the output; what a group takes that has no other to take turns with: a share of both, and latencies.
+MMA, SOFTMAX, SOFTCAP, RESCALE = 0.94, 1.3, 1.6, 0.29
+ALONE, LATENCY = 0.57, 240
+# Over pages: found for each tile, and copied in boxes of keys that a page and a tile have in common.
+PAGES_LATENCY, BOX_LATENCY, BOX = 120, 28, 3.3
+# Beginning and end of a block; what is seen of it where blocks go round, with the next queries loaded early or not; packed.
+BLOCK, AHEAD, ROUND, PACKED = 5400, 0.41, 0.82, 750
+EVEN, TAIL = 0.35, 0.33  # spread of lengths by which rounds blur; of the longest block, what stands out at the end
+CLOCK_SHARE, READ_SHARE, L2_BYTES_PER_US = 0.753, 0.67, 9.6e6
+LAUNCH_US = 2.3
+
+BLOCKS, SEQUENCES = 48, 24  # of a problem that are looked at: more are like so many, evenly chosen
+
+
+class Visits(NamedTuple):
+    """Key tiles that a block of queries visits: on average, at the most, and the deviation over the mean."""
+
+    mean: float
+    most: int
+    spread: float
+
+
+def _tiles(bounds: Bounds, block: int, block_queries: int, block_n: int, queries: int, keys: int) -> int:
+    """That the queries of one block see."""
+    first = block * block_queries
+    begin, end = bounds.span(first, min(first + block_queries, queries) - 1, queries, keys)
+    return max(0, -(-end // block_n) - begin // block_n)
+
+
+@lru_cache(maxsize=4096)
+def visits(problem: Problem, block_queries: int, block_n: int) -> Visits:
+    """Of the blocks of one head."""
+    sequences, bounds = problem.sequences, problem.bounds
+    if len(sequences) > SEQUENCES:
+        sequences = [sequences[(2 * n + 1) * len(sequences) // (2 * SEQUENCES)] for n in range(SEQUENCES)]
+
+    total = squares = weights = 0.0
+    most = 0
+    for queries, keys in sequences:
+        if not queries:
+            continue
+        blocks = math.ceil(queries / block_queries)
+        looked_at = min(blocks, max(1, BLOCKS // len(sequences)))
+        weight = blocks / looked_at
+        for n in range(looked_at):
+            tiles = _tiles(bounds, (2 * n + 1) * blocks // (2 * looked_at), block_queries, block_n, queries, keys)
+            total += tiles * weight
+            squares += tiles * tiles * weight
+            most = max(most, tiles)
+        weights += blocks
+    if problem.sequences and problem.sequences[0][0]:  # the longest, whose last block sees most unless a window hides it
+        queries, keys = problem.sequences[0]
+        most = max(most, _tiles(bounds, (queries - 1) // block_queries, block_queries, block_n, queries, keys))
+    mean = total / weights if weights else 0.0
+    return Visits(mean, most, math.sqrt(max(0.0, squares / weights - mean * mean)) / mean if mean else 0.0)
+
+
+def time_us(problem: Problem, v: Mapping[str, Value], blocks: int, block_queries: int, resident: int, workspace_bytes: int,
+            gpu: Gpu) -> float:
+    """Of a config of values `v`: `blocks` blocks with work before keys are split, `resident` at once on an SM."""
+    splits, groups, places = v["num_splits"], v["num_warpgroups"], gpu.sms * resident
+    seen = visits(problem, block_queries, v["block_n"])
+    blocks, mean, most = max(blocks, 1) * splits, seen.mean / splits, seen.most / splits
+    rounds, longest = blocks / places, most
+    if rounds > 1:  # of blocks alike whole rounds, of others as they find room
+        even = math.exp(-seen.spread / EVEN)
+        longest = max(most, even * math.ceil(rounds) * mean + (1 - even) * (rounds * mean + TAIL * most))
+        rounds = even * math.ceil(rounds) + (1 - even) * rounds
+    turns = groups * min(resident, math.ceil(blocks / gpu.sms))
+    seen_of_begin = (AHEAD if v["q_stages"] > 1 else ROUND) if v["persistent"] else 1
+    begin = (BLOCK + (PACKED if problem.packed else 0)) * (1 + (max(rounds, 1) - 1) * seen_of_begin)
+    clocks = longest * turns * _tile_clocks(problem, v, turns, gpu) + begin
+    tile_bytes = v["block_n"] * (problem.head_dim + problem.head_dim_v) * problem.static.element_bytes
+    limits_us = (clocks / (CLOCK_SHARE * gpu["sm_clock_mhz"]), blocks * mean * tile_bytes / L2_BYTES_PER_US,
+                 problem.compulsory_bytes / (READ_SHARE * gpu["bandwidth_gb_s"] * 1e3))
+    combining_us = combine_us(workspace_bytes) if splits > 1 else 0.0
+    return sum(limit**4 for limit in limits_us)**0.25 + combining_us + LAUNCH_US
+
+
+def _tile_clocks(problem: Problem, v: Mapping[str, Value], turns: int, gpu: Gpu) -> float:
+    """Of an SM for each tile of 64 rows, where so many groups take turns."""
+    n, columns = v["block_n"], problem.head_dim + problem.head_dim_v
+    products = MMA * 2 * GROUP_ROWS * n * columns / gpu["tensor_flops_per_clock_sm"]
+    softmax = SOFTMAX * GROUP_ROWS * n / gpu["exp_per_clock_sm"] * (1 + SOFTCAP if problem.softcap else 1)
+    if v["rescale_slack"] < 0:
+        softmax += RESCALE * GROUP_ROWS * problem.head_dim_v / gpu["exp_per_clock_sm"]
+    alone, loading = ALONE * (products + softmax) + LATENCY, 0.0
+    if problem.page_size:
+        panels = math.ceil(problem.head_dim / PANEL) + math.ceil(problem.head_dim_v / PANEL)
+        boxes = n // math.gcd(n, problem.page_size) * panels
+        alone += PAGES_LATENCY + BOX_LATENCY * boxes
+        loading = BOX * boxes / v["num_warpgroups"]
+    return math.hypot(max(products, softmax), alone / turns, loading)
