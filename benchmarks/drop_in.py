@@ -32,11 +32,18 @@ def work(names: list[str], connection) -> None:
         try:
             steps.run(name, result)
         except Exception as error:
-            result["failed"] = "".join(traceback.format_exception(error))[-2000:]
+            result["failed"] = said(error)
         connection.send(("ends", result))
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # raises for good once a kernel has read where it must not
             torch.cuda.empty_cache()
+
+
+def said(error: Exception) -> list[str]:
+    """What happened, and where: no paths of this machine."""
+    frames = traceback.extract_tb(error.__traceback__)[-8:]
+    return [f"{type(error).__name__}: {str(error)[:1500]}",
+            *(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in frames)]
 
 
 def results(names: list[str], seconds: float, target=work, most_seconds: float = MOST_SECONDS):

@@ -153,7 +153,8 @@ def _may_be_replaced(config_type: type) -> bool:
     waiting = [PreTrainedModel]
     for kind in waiting:
         waiting += kind.__subclasses__()
-    return all(kind._can_set_attn_implementation() for kind in waiting if kind.__dict__.get("config_class") is config_type)
+    models = [kind for kind in waiting if kind.__dict__.get("config_class") is config_type]
+    return all(kind._can_set_attn_implementation() for kind in models if hasattr(kind, "_can_set_attn_implementation"))
 
 
 def _refuse(more: dict) -> None:

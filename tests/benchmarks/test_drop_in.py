@@ -1,5 +1,7 @@
 """benchmarks/drop_in.py: one step that fails, dies or hangs does not lose the others; its steps run on a model that is tiny."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -23,6 +25,15 @@ def test_a_step_that_dies_or_hangs_costs_one_line():
 
 def test_what_was_not_begun_says_so():
     assert dict(drop_in.results(["a", "b"], 0)) == {name: {"failed": "not begun: 0 s had passed"} for name in "ab"}
+
+
+def test_an_error_is_told_without_paths():
+    try:
+        Path("/nowhere/at/all").stat()
+    except OSError as error:
+        first, *frames = drop_in.said(error)
+    assert first.startswith("FileNotFoundError") and frames and not any("/" in frame for frame in frames)
+    assert frames[0].startswith("test_drop_in.py:")
 
 
 def test_summary_counts_what_is_there():
