@@ -2,7 +2,7 @@
 
 list   one line for each record
 show   everything about the records of one problem
-check  whether every entry is legal and, as far as this NVRTC can tell, current;
+check  whether every record and cover is legal and, as far as this NVRTC can tell, current;
        exit code 1 if one is stale, 2 if a file or an entry cannot be used
 """
 
@@ -71,21 +71,23 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from ..database import view
+    from ..database import cover, view
     from ..cuda.compile import CompilerMissing
 
-    files = _files(args.path)
-    if unusable := view.check(files, compiled=False):
+    files, covers = _files(args.path), _covers(args.path)
+    if unusable := view.check(files, compiled=False) + cover.check(covers, compiled=False):
         return _complain(unusable)
     count = sum(len(view.read(path).records) for path in files)
     try:
-        stale, verdict = view.check(files), "all legal and current"
+        stale, old, verdict = view.check(files), cover.check(covers), "all legal and current"
     except CompilerMissing as error:
-        stale, verdict = [], f"all legal; whether they are current was not compared, because {error}"
-    for sentence in stale:
+        stale, old, verdict = [], [], f"all legal; whether they are current was not compared, because {error}"
+    for sentence in (*stale, *old):
         print(printable(sentence))
     print(f"{count} records in {len(files)} files: " + (f"{len(stale)} need tuning again" if stale else verdict))
-    return 1 if stale else 0
+    if covers:
+        print(f"{len(covers)} covers: " + (f"{len(old)} need measuring again" if old else verdict))
+    return 1 if stale or old else 0
 
 
 def _files(given: list[Path]) -> list[Path]:
@@ -100,6 +102,14 @@ def _files(given: list[Path]) -> list[Path]:
             raise UsageError(f"{path} holds no database file (GPU/OP.yaml); name one, or a folder such as "
                              f"{view.shipped_root()}")
     return [file for path in given for file in (view.paths(path) if path.is_dir() else [path])]
+
+
+def _covers(given: list[Path]) -> list[Path]:
+    """Those of the folders that are given, or of the whole search path."""
+    from ..database import cover, view
+
+    folders = [path for path in given if path.is_dir()] if given else view.search_path()
+    return [path for folder in folders for path in cover.paths(folder)]
 
 
 def _complain(reasons: Iterable[str]) -> int:

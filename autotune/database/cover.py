@@ -26,10 +26,12 @@ from pathlib import Path
 from typing import Iterable, Mapping
 
 from ..core.config import Config, ConfigError
+from ..core.gpu import Gpu
 from ..core.problem import Problem, ProblemError, Static
-from ..kernels import config_from_dict
+from ..kernels import config_from_dict, kernel_of
 from . import file
 from .record import GpuKey, RecordError
+from .view import gpu_of
 
 SCHEMA, WITH_COMMENTS = 2, 1  # the latter hashed sources with their comments: of which code they are is not known
 FOLDER = "cover"
@@ -64,6 +66,52 @@ def of_static(roots: Iterable[Path], static: Static) -> list[Cover]:
     """The covers of `static` on any GPU that can be read in `roots`."""
     paths = [path for root in roots for path in sorted(Path(root).glob(f"*/{FOLDER}/{static.in_bf16.text}.yaml"))]
     return [found for path in paths if isinstance(found := read(path), Cover)]
+
+
+def paths(root: Path) -> list[Path]:
+    """The covers in `root`, of all GPUs."""
+    return sorted(Path(root).glob(f"*/{FOLDER}/*.yaml"))
+
+
+def check(files: Iterable[Path], compiled: bool = True) -> list[str]:
+    """One sentence for each cover in `files` that cannot be used, or that has a config which rules forbid; with `compiled`, for each
+    that is not current instead. Renders sources, and compiles nothing. Raises `CompilerMissing` if no NVRTC says its version."""
+    found = []
+    for path in files:
+        cover = read(path)
+        if isinstance(cover, Cover):
+            reason = _stale(cover) if compiled else _illegal(cover)
+            found += [f"{path}: {reason}"] if reason else []
+        elif cover and not compiled:
+            found.append(cover)
+    return found
+
+
+def _illegal(cover: Cover) -> str | None:
+    gpu = gpu_of(cover.gpu)
+    for config in cover.configs if gpu else ():
+        if reason := kernel_of(config).illegal(cover.static, config, gpu):
+            return f"illegal config {config}: {reason}"
+    return None
+
+
+def _stale(cover: Cover) -> str | None:
+    from ..cuda.compile import nvrtc_version
+
+    gpu = gpu_of(cover.gpu)
+    if gpu is None or cover.nvrtc != nvrtc_version() or not (count := stale_configs(cover, gpu)):
+        return None
+    return (f"{count} of {len(cover.configs)} configs are of another source than today's; `autotune tune --cover --model all` on "
+            f"{cover.gpu.name} measures such covers again")
+
+
+def stale_configs(cover: Cover, gpu: Gpu) -> int:
+    """How many configs have another source today than when they were timed. Needs no GPU and compiles nothing."""
+    from ..cuda.code import sha256_of
+    from ..cuda.render import render
+
+    sources = (sha256_of(render(cover.static, config, kernel_of(config).target(gpu))) for config in cover.configs)
+    return sum(not source.startswith(known) for source, known in zip(sources, cover.sources))
 
 
 def read(path: Path) -> Cover | str | None:

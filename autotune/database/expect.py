@@ -16,7 +16,7 @@ from typing import Iterable, Mapping, Sequence
 
 from ..core.config import Config
 from ..core.gpu import Gpu
-from ..core.problem import Problem
+from ..core.problem import Problem, Static
 from ..kernels import KERNELS
 from .kriging import correlation, weights_of
 
@@ -141,9 +141,15 @@ def residual_of(point: Point, family: tuple) -> float:
 @lru_cache(maxsize=16384)
 def _account(problem: Problem, family: tuple, gpu: Gpu) -> float:
     kernel = KERNELS[family[0]]
+    return kernel.account_us(problem, kernel.fitted(problem, _any_of(problem.static, family), gpu), gpu)
+
+
+@lru_cache(maxsize=1024)
+def _any_of(static: Static, family: tuple) -> Config:
+    """A config of `family`."""
+    kernel = KERNELS[family[0]]
     values = dict(family[1]) | {name: next(p.values[0] for p in kernel.parameters if p.name == name) for name in kernel.sized}
-    config = kernel.fitted(problem, kernel.config(problem.static, values), gpu)
-    return kernel.account_us(problem, config, gpu)
+    return kernel.config(static, values)
 
 
 def distance(a: Problem, b: Problem, gpu: Gpu) -> float:

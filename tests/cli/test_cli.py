@@ -291,7 +291,7 @@ def test_tune_without_a_gpu_says_so_predicts_and_shows_what_to_try_next(capsys, 
     assert "match    exact, predicted" in capsys.readouterr().out and "A lookup takes what was measured" not in captured.out
     assert run("db", "list") == 0 and small in capsys.readouterr().out
     assert run("db", "show", small) == 0 and "evidence: predicted" in capsys.readouterr().out
-    assert run("db", "check") == 0 and "all legal and current" in capsys.readouterr().out
+    assert run("db", "check", str(homes[0])) == 0 and "all legal and current" in capsys.readouterr().out
 
 
 def test_tune_says_that_a_prediction_hides_no_measurement(capsys, homes, no_gpu, monkeypatch):
