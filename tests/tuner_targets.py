@@ -74,8 +74,23 @@ class FakeEvaluator:
         self._note("healthy")
         return "refused" in self.faults
 
-    def final(self, problem, entries, expected_us, seconds):
+    def final(self, problem, entries, seconds):
         self._note(f"final {len(entries)}")
         if "final" in self.faults:
             os._exit(9)
         return [self.evaluate(problem, config, binary, None) for config, binary in entries]
+
+
+class Paced(FakeEvaluator):
+    """Device 2 takes 5 % longer than the others, device 3 cannot be used."""
+
+    def __init__(self, device=0):
+        if device == 3:
+            raise RuntimeError("an uncorrectable ECC error")
+        super().__init__(device)
+        self.factor = 1.05 if device == 2 else 1 + 0.003 * device
+
+    def evaluate(self, *arguments):
+        from autotune.core.measurement import Measurement
+
+        return Measurement("ok", time_us=self.factor * super().evaluate(*arguments).time_us)

@@ -1,6 +1,6 @@
 """`autotune worker` and `autotune tune` on a simulated GPU: the fake kernel, the fake evaluator and an H200 from the catalogue.
 
-    python tuner_worker.py STORAGE [LINGER] [MODEL]
+    python tuner_worker.py STORAGE [LINGER] [MODEL] [SKEW_SECONDS]
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from autotune.tuner import session, work
 from autotune.tuner.explore import Budget
 from autotune.tuner.session import Effort
 
-EFFORT = Effort(Budget(trials=12, seconds=20.0, patience=100), finalists=2, final_seconds=0.05)
+EFFORT = Effort(Budget(trials=12, seconds=20.0, worth=0.0), finalists=2, final_seconds=0.05)
 
 
 class Slow(tuner_targets.FakeEvaluator):
@@ -39,6 +39,13 @@ def simulate(model="nvidia-h200"):
     work.LOOK_SECONDS = 0.1
 
 
+def skewed(seconds):
+    """This host's clock is off by so much."""
+    now = time.time
+    time.time = lambda: now() + seconds
+
+
 if __name__ == "__main__":
     simulate(*sys.argv[3:4])
+    skewed(float(sys.argv[4]) if sys.argv[4:] else 0.0)
     work.work(sys.argv[1], linger=float(sys.argv[2]))

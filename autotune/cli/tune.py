@@ -12,6 +12,7 @@ import math
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -77,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
     root = view.user_root() if args.db == "user" else checkout_root()
     if args.cover:
         return cover(problems, gpu, at_hand, root, args)
-    records = tuner.tune(problems, gpu=gpu, effort=args.effort, root=root, storage=args.storage, gpus=args.gpus)
+    records = tuner.tune(problems, gpu=gpu, effort=args.effort, root=root, storage=args.storage, gpus=args.gpus,
+                         calls=calls_of(models, workload_of(args)))
     print(report(records))
     if count := passed_over(records, gpu):
         print(f"\nA lookup takes what was measured before what was predicted, so for {count} of these it goes on taking measured "
@@ -101,6 +103,16 @@ def cover(problems, gpu: Gpu, at_hand: bool, root: Path, args: argparse.Namespac
             for one in found if (losses := left_out(one, gpu))]
     print(table(("static part", "configs", "problems", "loss", "worst"), rows))
     return 0
+
+
+def calls_of(models, workload) -> dict:
+    """Problem -> how often one pass over each model calls it, a call a layer; of a workload what its file says."""
+    counts: dict = dict(workload.calls) if workload else {}
+    for layers in (layers for model in models for layers in model.attention):
+        for problem in (*layers.problems, *layers.decode):
+            for called in (problem, replace(problem, op="backward")) if problem.op == "forward" else (problem,):
+                counts[called.simplified()] = counts.get(called.simplified(), 0) + layers.layers
+    return counts
 
 
 def checkout_root() -> Path:

@@ -6,7 +6,6 @@ Asks the trials that `autotune tune` keeps, the losers among them, and needs no 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from ..core.gpu import resolve
 from ..core.problem import Problem
@@ -23,8 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trials(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trials", metavar="FOLDER", type=Path,
-                        help="where the trials are (default: your own; the folder of `tune --storage FOLDER`)")
+    parser.add_argument("--trials", metavar="STORAGE",
+                        help="where the trials are (default: your own folder): a folder, or postgresql://USER@HOST/DATABASE, as in "
+                             "`tune --storage STORAGE`")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@
     groups:
       d64: [forward-bf16-b1-h32x32-q16384-k16384-d64-causal]
       window: [forward-bf16-b1-h64x8-q65536-k65536-d64-causal-left127-sinks]
+    calls: {window: 12}            # optional: how often each problem of a group is called; tuning searches longest where time is spent
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..core.reading import ReadError, load_yaml, quoted, read_text, shown
 
 MAX_BYTES = 1 << 20
 MAX_NAME = 100  # letters
-_FIELDS = {"title", "summary", "groups"}
+_FIELDS = {"title", "summary", "groups", "calls"}
 _SHAPE = f"lists of problems by name, such as `groups: {{mine: [{EXAMPLE}]}}`"
 
 
@@ -29,11 +30,13 @@ class WorkloadError(ValueError):
 
 @dataclass(frozen=True)
 class Workload:
-    """Groups of problems, each simplified and each once in a group. `summary` has the problems that each name stands for."""
+    """Groups of problems, each simplified and each once in a group. `summary` has the problems that each name stands for, `calls` how
+    often those are called of which the file says it."""
 
     title: str
     groups: Mapping[str, tuple[Problem, ...]]
     summary: Mapping[str, tuple[Problem, ...]]
+    calls: Mapping[Problem, float] = MappingProxyType({})
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -51,13 +54,13 @@ def read_workload(path: Path) -> Workload:
         what = f"is not YAML: {str(error).replace('not YAML: ', '', 1)}" if error.opened else error
         raise WorkloadError(f"{path} {what}; name a YAML file with {_SHAPE}") from None
     if not isinstance(data, Mapping) or not {"groups"} <= data.keys() <= _FIELDS:
-        raise WorkloadError(f"{path} must be a mapping with groups, and perhaps title and summary: {_SHAPE}")
+        raise WorkloadError(f"{path} must be a mapping with groups, and perhaps title, summary and calls: {_SHAPE}")
     groups = _groups(path, data["groups"])
     summary = {name: _members(path, name, chosen, groups) for name, chosen in _mapping(path, data, "summary").items()}
     title = data.get("title", path.stem)
     if not isinstance(title, (str, int, float)):
         raise WorkloadError(f"{path}: title is {quoted(title)}; it must be text")
-    return Workload(shown(str(title)), MappingProxyType(groups), MappingProxyType(summary))
+    return Workload(shown(str(title)), MappingProxyType(groups), MappingProxyType(summary), MappingProxyType(_calls(path, data, groups)))
 
 
 def _groups(path: Path, raw: object) -> dict[str, tuple[Problem, ...]]:
@@ -86,6 +89,19 @@ def _members(path: Path, name: str, chosen: object, groups: Mapping[str, tuple[P
     if unknown := [group for group in names if not isinstance(group, str) or group not in groups]:
         raise WorkloadError(f"{path}: summary {name} names {quoted(unknown[0])}; the groups are {shown(', '.join(groups), 1000)}")
     return tuple(dict.fromkeys(problem for group in names for problem in groups[group]))
+
+
+def _calls(path: Path, data: Mapping, groups: Mapping[str, tuple[Problem, ...]]) -> dict[Problem, float]:
+    """A problem of several groups is called as often as they say together."""
+    counts: dict[Problem, float] = {}
+    for name, count in _mapping(path, data, "calls").items():
+        if name not in groups:
+            raise WorkloadError(f"{path}: calls names {quoted(name)}; the groups are {shown(', '.join(groups), 1000)}")
+        if type(count) not in (int, float) or not 0 < count < 1e18:
+            raise WorkloadError(f"{path}: calls of {name} is {quoted(count)}; it must be a number above 0")
+        for problem in groups[name]:
+            counts[problem] = counts.get(problem, 0.0) + count
+    return counts
 
 
 def _mapping(path: Path, data: Mapping, field: str) -> Mapping:

@@ -17,20 +17,25 @@ from .builder import Built
 from .search import steps_between
 
 CONTENDER = 1.08  # configs within this factor of the best may win the final: racing times them with few samples
+SHORT_US = 50.0  # below, a race's one graph may be lucky by more than that (33.7, 38.4 and 39.7 us of one decode step), but samples
+SHORT_CONTENDER, SHORT_COUNT = 1.15, 2  # cost little: more may win, and so many times as many are timed again
 UNLIKE = 3  # single-step changes of compile parameters
 MAX_TIES = 8  # kept in a record
 
 
 def choose(times_us: Mapping[Config, float], default: Config, count: int,
            kernel_of: Callable[[Config], Kernel]) -> list[Config]:
-    """`count` contenders, and the default: always last, and also if it is not among `times_us`.
+    """`count` contenders (of short kernels twice as many), and the default: always last, and also if it is not among `times_us`.
 
     Half of them are the fastest, the others the fastest that are unlike those before them: under load a GPU lowers its clock by a
     third, and then tiles that use less power win. On an H200 (4 x 4096, D128, causal) the search's best, 427 us against 438, took
     478 us in the final's load where the other took 451.
     """
     best = min(times_us.values(), default=0.0)
-    ranked = sorted((config for config, time in times_us.items() if time <= CONTENDER * best and config != default),
+    short = best < SHORT_US
+    count *= SHORT_COUNT if short else 1
+    near = (SHORT_CONTENDER if short else CONTENDER) * best
+    ranked = sorted((config for config, time in times_us.items() if time <= near and config != default),
                     key=lambda config: (times_us[config], config.text))
     chosen = ranked[:count - count // 2]
     for config in [c for c in ranked if c not in chosen]:

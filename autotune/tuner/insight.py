@@ -16,8 +16,8 @@ from ..core.gpu import Gpu
 from ..core.problem import Problem, ProblemError
 from ..kernels import KERNELS
 from ..kernels.base import Kernel
-from .search import quiet_optuna
-from .store import Trial, read_trials, trials_root
+from .storages import StoreError, is_database, quiet_optuna, shown
+from .store import Trial, database_problems, database_trials, read_trials, trials_root
 
 ENOUGH = 16  # trials that worked; with fewer, importance is guesswork
 
@@ -52,20 +52,32 @@ class Told:
                    key=lambda t: (t.measurement.time_us, t.config.text), default=None)
 
 
-def told(problem: Problem, gpu: Gpu, root: Path | None = None) -> Told:
-    """The trials of `problem` in its journal, which is only read. Raises `StoreError` if there is none."""
-    path = (root or trials_root()) / gpu.name / f"{problem.text}.journal"
-    trials = {kernel: read_trials(path, kernel) for kernel in KERNELS.values()}
+def told(problem: Problem, gpu: Gpu, where: str | None = None) -> Told:
+    """The trials of `problem` in the storage `where`: a folder of journals (None: the user's) or a database. It is only read.
+    Raises `StoreError` if there are none."""
+    if is_database(where):
+        trials = {kernel: database_trials(where, problem, gpu, kernel) for kernel in KERNELS.values()}
+        if not any(trials.values()):
+            raise StoreError(f"{shown(where)} has no trial of {problem} on {gpu.title}; `autotune tune --storage` writes such")
+    else:
+        path = _folder(where) / gpu.name / f"{problem.text}.journal"
+        trials = {kernel: read_trials(path, kernel) for kernel in KERNELS.values()}
     return Told(problem, {kernel: found for kernel, found in trials.items() if found})
 
 
-def journals(gpu: Gpu, root: Path | None = None) -> Iterator[Problem]:
-    """Problems that have a journal for `gpu`."""
-    for path in sorted(((root or trials_root()) / gpu.name).glob("*.journal")):
+def known_problems(gpu: Gpu, where: str | None = None) -> Iterator[Problem]:
+    """Problems of which the storage `where` has trials for `gpu`, each once."""
+    texts = database_problems(where, gpu) if is_database(where) else \
+        [path.stem for path in sorted((_folder(where) / gpu.name).glob("*.journal"))]
+    for text in texts:
         try:
-            yield Problem.parse(path.stem)
+            yield Problem.parse(text)
         except ProblemError:
             continue  # a plan
+
+
+def _folder(where: str | None) -> Path:
+    return Path(where).expanduser() if where else trials_root()
 
 
 def alternatives(kernel: Kernel, trials: Sequence[Trial], winner: Config, winner_us: float) -> list[Alternative]:

@@ -6,7 +6,8 @@ Any number of leaders may share a storage. One that ends early loses nothing: wo
 from __future__ import annotations
 
 import time
-from typing import Callable, Sequence
+from types import MappingProxyType
+from typing import Callable, Mapping, Sequence
 
 from ..core.gpu import Gpu
 from ..core.problem import Problem
@@ -15,20 +16,25 @@ from . import owner
 from .builder import Builder
 from .plan import Item, Plan, Status
 from .progress import Progress
+from .spread import EVEN, Share
 from .storages import shown
 from .work import record_of, source_of
 
+EMPTY: Mapping[Problem, Share] = MappingProxyType({})
 LOOK_SECONDS = 1.0
 ALONE_SECONDS = 60.0  # without a worker before the command that starts one is said, and said again
 
 
 def lead(problems: Sequence[Problem], gpu: Gpu, effort: str, where: str, make: Builder, progress: Progress,
          keep: Callable[[Record], None], alive: Callable[[], bool] = lambda: True,
-         sleep: Callable[[float], None] = time.sleep) -> None:
+         sleep: Callable[[float], None] = time.sleep, shares: Mapping[Problem, Share] = EMPTY) -> None:
     """Gives `keep` the record of each of `problems` as some worker finishes it. Ends when all are done or failed, or when
     `alive` says that no worker will come any more. Raises `StoreError`."""
     plan = Plan(where, gpu)
-    items = {Item(problem.text, effort, source_of(problem, gpu, make)): problem for problem in dealt(problems)}
+    items = {}
+    for problem in dealt(problems, shares):
+        share = shares.get(problem, EVEN)
+        items[Item(problem.text, effort, source_of(problem, gpu, make), (share.weight, share.trials))] = problem
     plan.put(items)
     progress.say(f"{len(items)} problems for {gpu.title}; `autotune worker --storage {shown(where)}` helps, on any host")
     alone_since = time.monotonic()
@@ -53,9 +59,9 @@ def lead(problems: Sequence[Problem], gpu: Gpu, effort: str, where: str, make: B
         sleep(LOOK_SECONDS)
 
 
-def dealt(problems: Sequence[Problem]) -> list[Problem]:
-    """The order in which workers take problems: the largest first, so that none is left alone with one at the end."""
-    return sorted(problems, key=lambda problem: (-problem.flops, problem.text))
+def dealt(problems: Sequence[Problem], shares: Mapping[Problem, Share] = EMPTY) -> list[Problem]:
+    """The order in which workers take problems: what takes longest first, so that none is left alone with one at the end."""
+    return sorted(problems, key=lambda problem: (-shares.get(problem, EVEN).trials, -problem.flops, problem.text))
 
 
 def _finished(problem: Problem, status: Status, gpu: Gpu, progress: Progress, keep: Callable[[Record], None]) -> None:

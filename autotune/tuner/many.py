@@ -103,13 +103,16 @@ def _times(devices: Sequence[int], problem: Problem, built: Built, say) -> tuple
     return times, faults
 
 
+def command(device: int, where: str, threads: int) -> list[str]:
+    """What starts a worker of this process on `device`."""
+    return [sys.executable, "-m", "autotune", "worker", "--storage", where, "--device", str(device), "--threads", str(threads),
+            "--linger", "3", "--parent", str(os.getpid())]
+
+
 @contextmanager
-def workers(devices: Sequence[int], where: str,
-            command: Callable[[int], list[str]] | None = None) -> Iterator[Callable[[], bool]]:
+def workers(devices: Sequence[int], where: str) -> Iterator[Callable[[], bool]]:
     """One `autotune worker` a device, all ended at the end. Gives a function that says whether any still runs."""
     threads = max(1, builder.threads(spare=len(devices)) // len(devices))
-    command = command or (lambda device: [sys.executable, "-m", "autotune", "worker", "--storage", where, "--device", str(device),
-                                          "--threads", str(threads), "--linger", "3", "--parent", str(os.getpid())])
     children, logs = {}, {}
     told: set[int] = set()
 
@@ -125,7 +128,7 @@ def workers(devices: Sequence[int], where: str,
     try:
         for device in devices:
             logs[device] = tempfile.TemporaryFile()
-            children[device] = subprocess.Popen(command(device), stdin=subprocess.DEVNULL, stdout=logs[device],
+            children[device] = subprocess.Popen(command(device, where, threads), stdin=subprocess.DEVNULL, stdout=logs[device],
                                                 stderr=logs[device], start_new_session=True)
         yield alive
     finally:

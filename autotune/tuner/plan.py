@@ -8,12 +8,13 @@ any amount.
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
 import uuid
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Callable, Iterable, Iterator
 
 from optuna.exceptions import UpdateFinishedTrialError
@@ -32,11 +33,13 @@ SPREAD = 4  # a worker takes one of the first few free problems, so that many wh
 
 @dataclass(frozen=True)
 class Item:
-    """A problem to tune: its text, how hard to try, and the source hash of its default config, which says whose kernels."""
+    """A problem to tune: its text, how hard to try, and the source hash of its default config, which says whose kernels. `share` is
+    its weight in a workload and how much of the effort it gets (`spread.Share`); the first leader that wants a problem says it."""
 
     problem: str
     effort: str
     source: str
+    share: tuple[float, float] = field(default=(1.0, 1.0), compare=False)
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Plan:
 
     def put(self, items: Iterable[Item]) -> None:
         """Adds a list of problems, wanted in this order. Items that are there already are not done twice."""
-        listed = [[item.problem, item.effort, item.source] for item in items]
+        listed = [[item.problem, item.effort, item.source, *item.share] for item in items]
         self._storage.set_study_user_attr(self._study, f"list {time.time():.6f} {uuid.uuid4().hex}", listed)
 
     def statuses(self) -> dict[Item, Status]:
@@ -81,7 +84,7 @@ class Plan:
         free = [item for item, status in self.statuses().items() if status.state == "free" and able(item)]
         while free:
             item = free.pop(random.randrange(min(SPREAD, len(free))))
-            facts = {"problem": item.problem, "effort": item.effort, "source": item.source, "by": self._me, "beat": 0}
+            facts = {"item": [item.problem, item.effort, item.source], "by": self._me}
             handle = self._storage.create_new_trial(self._study, create_trial(state=TrialState.RUNNING, user_attrs=facts))
             mine = [trial for trial in self._trials() if _item(trial) == item and _stands(trial)]
             if mine and min(mine, key=lambda trial: trial.number)._trial_id == handle:
@@ -92,8 +95,8 @@ class Plan:
     def _items(self) -> list[Item]:
         attributes = self._storage.get_study_user_attrs(self._study)
         lists = [attributes[name] for name in sorted(attributes) if name.startswith("list ")]
-        return list(dict.fromkeys(Item(*map(str, entry)) for entries in lists if isinstance(entries, list)
-                                  for entry in entries if isinstance(entry, list) and len(entry) == 3))
+        found = (_listed(entry) for entries in lists if isinstance(entries, list) for entry in entries)
+        return list(dict.fromkeys(item for item in found if item))
 
     def _trials(self) -> list[FrozenTrial]:
         """All claims, after those whose worker is gone were ended."""
@@ -158,8 +161,7 @@ class Claim:
             storage.set_trial_user_attr(self._handle, "record", record)
             storage.set_trial_state_values(self._handle, TrialState.COMPLETE, [time_us])
         except (UpdateFinishedTrialError, KeyError):
-            facts = {"problem": self.item.problem, "effort": self.item.effort, "source": self.item.source, "by": self._plan._me,
-                     "record": record}
+            facts = {"item": [self.item.problem, self.item.effort, self.item.source], "by": self._plan._me, "record": record}
             storage.create_new_trial(self._plan._study, create_trial(state=TrialState.COMPLETE, value=time_us, user_attrs=facts))
 
     def failed(self, message: str) -> None:
@@ -175,8 +177,17 @@ class Claim:
         self._plan._end(self._handle, "given back")
 
 
+def _listed(entry: object) -> Item | None:
+    """The item that `put` wrote, or None if it is none."""
+    if not isinstance(entry, list) or len(entry) != 5:
+        return None
+    numbers = all(type(number) in (int, float) and 0 < number < math.inf for number in entry[3:])
+    return Item(*map(str, entry[:3]), (float(entry[3]), float(entry[4]))) if numbers else None
+
+
 def _item(trial: FrozenTrial) -> Item:
-    return Item(*(str(trial.user_attrs.get(name, "")) for name in ("problem", "effort", "source")))
+    item = trial.user_attrs.get("item")
+    return Item(*map(str, item)) if isinstance(item, list) and len(item) == 3 else Item("", "", "")
 
 
 def _stands(trial: FrozenTrial) -> bool:

@@ -43,12 +43,23 @@ class Trace:
 
 
 def replay(kernel: Kernel, space: Sequence[Config], objective: Callable[[Config], Measurement], best_us: float,
-           seeds: Iterable[Config] = (), *, trials: int = 100, window: int = 1, seed: int = 0) -> Trace:
-    """Searches `space` with `objective` in place of compiler and GPU. `window` configs are under way at a time."""
+           seeds: Iterable[Config] = (), *, estimate_us: Callable[[Config], float] = lambda config: 1.0, trials: int = 100,
+           window: int = 1, worth: float = 0.0, until: float | None = None, seed: int = 0) -> Trace:
+    """Searches `space` with `objective` in place of compiler and GPU. `window` configs are under way at a time; `worth` as in
+    `Budget`; it ends within the share `until` of `best_us`."""
     times: list[float | None] = []
-    search = Search(kernel, space, seeds, seed)
-    explore([search], lambda config: None, lambda config, built, best: objective(config), Budget(trials, 3600.0, trials),
-            _AtOnce(), window, lambda config, measurement: times.append(measurement.time_us))
+    search = Search(kernel, space, seeds, estimate_us, seed=seed)
+
+    def observe(config: Config, measurement: Measurement) -> None:
+        times.append(measurement.time_us)
+        if until is not None and measurement.ok and measurement.time_us <= best_us * (1 + until):
+            raise _NearEnough
+
+    try:
+        explore([search], lambda config: None, lambda config, built, best: objective(config), Budget(trials, 3600.0, worth),
+                _AtOnce(), window, observe)
+    except _NearEnough:
+        pass
     return Trace(tuple(times), best_us)
 
 
@@ -60,6 +71,10 @@ def replay_trials(kernel: Kernel, recorded: Sequence[Trial], *, trials: int = 10
         raise ValueError(f"no recorded trial of {kernel.name} worked, so there is nothing to find")
     return replay(kernel, list(table), table.__getitem__, min(times), [recorded[0].config],
                   trials=trials, window=window, seed=seed)
+
+
+class _NearEnough(Exception):
+    pass
 
 
 class _AtOnce(Executor):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Iterable, Iterator
+from typing import Callable, Iterable, Iterator, Mapping
 
 from ..cuda import compile
 from ..database import view
@@ -13,7 +13,7 @@ from ..kernels import as_called, default_config
 from ..database.lookup import refresh
 from ..core.problem import Problem, as_problems
 from ..database.record import Record
-from . import EVALUATOR, TuneError, many
+from . import EVALUATOR, TuneError, many, spread
 from .builder import Builder
 from .executed import Executor
 from .gpulock import gpu_lock
@@ -22,6 +22,7 @@ from .predict import SECONDS_EACH, predict
 from .progress import Progress
 from .session import EFFORTS, ProblemFailed, Session
 from .signals import ending_as_interrupts
+from .spread import Share
 from .storages import trials_root
 from .worker import Worker
 
@@ -38,7 +39,7 @@ def parsed(problems: Problem | str | Iterable[Problem | str]) -> list[Problem]:
 
 
 def tune(problems: list[Problem], gpu: Gpu | str | None, effort: str, root: Path | None, trials_root: Path | None,
-         device: int, stream) -> list[Record]:
+         device: int, stream, calls: Mapping[Problem, float]) -> list[Record]:
     """See `autotune.tuner.tune`."""
     gpu, here = _resolve(gpu, device)
     problems = _as_asked(problems, gpu, effort, root)
@@ -48,14 +49,14 @@ def tune(problems: list[Problem], gpu: Gpu | str | None, effort: str, root: Path
             with gpu_lock(device, progress.say), Worker(EVALUATOR, {"device": device}) as worker:
                 worker.start()
                 session = Session(gpu, EFFORTS[effort], worker, Builder(gpu), progress, trials_root)
-                _measure(session, problems, root, keep)
+                _measure(session, problems, root, keep, _shares(problems, gpu, calls, progress))
         else:
             predict(problems, gpu, Builder(gpu), progress, keep, Executor(progress))
     return [found[problem] for problem in problems if problem in found]
 
 
 def tune_shared(problems: list[Problem], gpu: Gpu | str | None, effort: str, root: Path | None, stream, storage: str | None,
-                gpus: str | None) -> list[Record]:
+                gpus: str | None, calls: Mapping[Problem, float]) -> list[Record]:
     """See `autotune.tuner.tune`: with workers on the GPUs of this machine, on other hosts, or both."""
     where = storage or str(trials_root())
     if gpus:
@@ -68,14 +69,15 @@ def tune_shared(problems: list[Problem], gpu: Gpu | str | None, effort: str, roo
     progress, make = Progress(len(problems), EFFORTS[effort].seconds, stream), Builder(gpu)
     for sentence in left_out:
         progress.say(sentence)
+    shares = _shares(problems, gpu, calls, progress)
     with _recording(root, progress) as (found, keep):
         if devices:
             devices = many.agreeing(devices, gpu, dealt(problems)[0], make, progress.say)
             with many.workers(devices, where) as alive:
                 lead(problems, gpu, effort, where, make, progress, keep,
-                     alive if storage is None else lambda: alive() or True)  # others may come from elsewhere
+                     alive if storage is None else lambda: alive() or True, shares=shares)  # others may come from elsewhere
         else:
-            lead(problems, gpu, effort, where, make, progress, keep)
+            lead(problems, gpu, effort, where, make, progress, keep, shares=shares)
     return [found[problem] for problem in problems if problem in found]
 
 
@@ -111,13 +113,21 @@ def _as_asked(problems: list[Problem], gpu: Gpu, effort: str, root: Path | None)
     return problems
 
 
-def _measure(session: Session, problems: list[Problem], root: Path | None, keep) -> None:
+def _shares(problems: list[Problem], gpu: Gpu, calls: Mapping[Problem, float], progress: Progress) -> dict[Problem, Share]:
+    """What each problem may use of the effort, which is said."""
+    shares = spread.spread({problem: spread.expected_us(problem, gpu) for problem in problems}, calls)
+    if len(problems) > 1:
+        progress.say(spread.text(shares))
+    return shares
+
+
+def _measure(session: Session, problems: list[Problem], root: Path | None, keep, shares: Mapping[Problem, Share]) -> None:
     """Problems that share a static part follow each other, the small ones first: binaries and winners carry over."""
     roots = view.search_path() if root is None else (root, *view.search_path())
     known = {op: list(view.open_view(session.gpu, op, roots).records) for op in {p.op for p in problems}}
     for problem in sorted(problems, key=lambda p: (p.static.text, p.flops, p.text)):
         try:
-            record = session.tune(problem, known[problem.op])
+            record = session.tune(problem, known[problem.op], shares[problem])
         except ProblemFailed as error:
             session.progress.finished(str(error))
             continue

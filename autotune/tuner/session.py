@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Sequence
+from typing import Callable, Sequence
 
 from ..core.config import Config
 from ..core.gpu import Gpu
@@ -24,6 +26,7 @@ from .finalists import choose, decide, measured_record
 from .progress import Progress
 from .search import Search
 from .seeds import seeds, worthwhile
+from .spread import EVEN, Share
 from .store import Store, Trial
 from .worker import Reply, Worker, WorkerError
 
@@ -55,9 +58,9 @@ class Effort:
 
 
 EFFORTS = {
-    "instant": Effort(Budget(trials=0, seconds=0.0, patience=0), finalists=5, final_seconds=0.2),
-    "quick": Effort(Budget(trials=80, seconds=40.0, patience=36), finalists=8, final_seconds=4.0),
-    "full": Effort(Budget(trials=800, seconds=900.0, patience=200), finalists=16, final_seconds=20.0),
+    "instant": Effort(Budget(trials=0, seconds=0.0, worth=0.0), finalists=5, final_seconds=0.2),
+    "quick": Effort(Budget(trials=80, seconds=40.0, worth=0.005), finalists=8, final_seconds=4.0),
+    "full": Effort(Budget(trials=800, seconds=900.0, worth=0.001), finalists=16, final_seconds=20.0),
 }
 
 
@@ -70,10 +73,11 @@ class Session:
         self.gpu, self.effort, self.worker, self.make = gpu, effort, worker, make
         self.progress, self.store_root, self.storage = progress, store_root, storage
         self.threads = threads or builder.threads()
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="write")  # of results, while the GPU goes on
 
-    def tune(self, problem: Problem, known: Sequence[Record]) -> Record:
-        """The record of the best config for `problem`, seeded with `known` records. Raises `ProblemFailed`, `WorkerError`,
-        `StoreError`, `CompilerMissing`, `CacheError`."""
+    def tune(self, problem: Problem, known: Sequence[Record], share: Share = EVEN) -> Record:
+        """The record of the best config for `problem`, seeded with `known` records, for its `share` of the effort. Raises
+        `ProblemFailed`, `WorkerError`, `StoreError`, `CompilerMissing`, `CacheError`."""
         started = time.monotonic()
         desk = _Desk(self, problem)
         if not self.effort.budget.trials:
@@ -81,26 +85,31 @@ class Session:
         searches = []
         for kernel, predictions in worthwhile(candidates(problem, self.gpu), problem, self.gpu).items():
             space = kernel.space(problem, self.gpu)
-            searches.append(Search(kernel, space, seeds(kernel, problem, self.gpu, space, known, predictions)))
+            searches.append(Search(kernel, space, seeds(kernel, problem, self.gpu, space, known, predictions),
+                                   partial(kernel.account_us, problem, gpu=self.gpu)))
         resumed = [trial for search in searches for trial in desk.restore(search)]
-        budget = self.effort.budget
+        budget = share.of(self.effort.budget)
         spent = sum(1 if trial.cubin else COMPILE_ONLY for trial in resumed)
-        left = Budget(max(0, math.ceil(budget.trials - spent)), budget.seconds, budget.patience)
+        left = Budget(max(0, math.ceil(budget.trials - spent)), budget.seconds, budget.worth)
         self.progress.problem(problem.text)
         self.progress.known(len(resumed))
         with builder.pool(self.threads) as pool:
             try:
-                reason = explore(searches, lambda config: self.make.build(problem.static, config), desk.evaluate, left, pool,
-                                 self.threads + AHEAD, desk.observe)
+                stop = explore(searches, lambda config: self.make.build(problem.static, config), desk.evaluate, left, pool,
+                               self.threads + AHEAD, desk.observe)
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
+                desk.settle()
         order = [config for search in searches for config in search.space]
-        if not left.trials:
-            reason = "enough configs were measured before"
+        reason = stop.reason if left.trials else "enough configs were measured before"
+        self.progress.say(f"  {reason}" + (f" ({share})" if share != EVEN else ""))
         record = desk.final(default_config(problem, self.gpu), order, reason)
         search = {**record.conditions.get("search", {}), "seconds": round(time.monotonic() - started, 1)}
+        if math.isfinite(stop.outlook):
+            search["outlook"] = float(f"{stop.outlook:.2g}")
+        if share != EVEN:
+            search["share"] = str(share)
         return replace(record, conditions={**record.conditions, "search": search})
-
 
     def _instant(self, problem: Problem, desk: _Desk) -> Record:
         """The record of a final between the configs that a lookup expects to be fastest, without a search."""
@@ -123,7 +132,20 @@ class _Desk:
         self._results: dict[Config, Measurement] = {}
         self._same: dict[tuple, Config] = {}  # what is launched -> the config that it was measured as
         self._warm = False  # whether a config of this problem has worked
+        self._writing: Future | None = None
         self._submit_open()  # goes on while the first configs compile
+
+    def _write(self, write: Callable, *arguments: object) -> None:
+        """Writes a result to the store while the GPU goes on with the next config: over a network that takes 30 ms. What went
+        wrong with the one before comes out here."""
+        self.settle()
+        self._writing = self._session.writer.submit(write, *arguments)
+
+    def settle(self) -> None:
+        """Until the last result is in the store."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def expect(self, expected: Sequence[Expectation]) -> None:
         """Takes what is expected for what was measured: for a final without a search."""
@@ -148,7 +170,7 @@ class _Desk:
         if config not in self._results:  # it did not build, or it is a duplicate: nothing was launched
             self._results[config] = measurement
             source = self._make.source_sha256(self._problem.static, config)
-            self._store.add(kernel_of(config), config, source, "", measurement)
+            self._write(self._store.add, kernel_of(config), config, source, "", measurement)
         self._session.progress.trial(config, measurement)
 
     def evaluate(self, config: Config, built: Built, best_us: float | None) -> Measurement:
@@ -163,7 +185,7 @@ class _Desk:
         handle = self._store.begin(kernel, config, built.source_sha256, built.binary.sha256)
         try:
             measurement = self._measure(config, built, best_us)
-            self._store.finish(handle, measurement)
+            self._write(self._store.finish, handle, measurement)
         except BaseException:
             self._store.forget(handle)
             self._worker.kill()
@@ -196,7 +218,7 @@ class _Desk:
         slowest_us = max((times[config] for config in built if config in times), default=0.0)
         seconds = self._session.effort.final_seconds
         entries = [(config, entry.binary) for config, entry in built.items()]
-        reply = self._call("final", self._problem, entries, slowest_us, seconds,
+        reply = self._call("final", self._problem, entries, seconds,
                            timeout=CALL_SECONDS + 3 * seconds + CALL_LAUNCHES * len(built) * 1e-6 * slowest_us)
         if reply.status == "done":
             timed = dict(zip(built, reply.value))

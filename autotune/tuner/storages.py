@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
+import optuna
 from optuna.storages import JournalStorage, RDBStorage, get_storage
 
 from ..database.view import user_root
@@ -26,6 +29,10 @@ PAUSE_SECONDS = (0.1, 3.0)  # between attempts, doubling
 MOST_REFUSED = 1000  # lines of a journal that are JSON and nonsense; each costs a reading of the whole
 DRIVERS = ("psycopg", "psycopg2")
 SCHEMES = ("postgresql", *(f"postgresql+{driver}" for driver in DRIVERS))
+
+
+_DATABASES: dict[str, Patient] = {}  # one for each URL: to open one takes 40 queries and a lock
+_OPENING = threading.Lock()
 
 
 class StoreError(OSError):
@@ -53,7 +60,10 @@ def open_storage(where: str | None, name: str, root: Path | None = None) -> Pati
     """The Optuna storage for `name`, a file in the folder `where`, or in `root` (None: `trials_root`), or the database at the
     URL `where`. Raises `StoreError`."""
     if is_database(where):
-        return _open_database(where)
+        with _OPENING:
+            if where not in _DATABASES:
+                _DATABASES[where] = _open_database(where)
+        return _DATABASES[where]
     folder = Path(where).expanduser() if where else root or trials_root()
     path = folder / f"{name}.journal"
     try:
@@ -97,7 +107,8 @@ def _open_database(url: str) -> Patient:
     if not importlib.util.find_spec(scheme.partition("+")[2] or "psycopg"):
         raise StoreError("PostgreSQL needs a driver; pip install 'psycopg[binary]'")
     safe = shown(url)
-    options = {"pool_pre_ping": True, "pool_size": 2, "connect_args": {"connect_timeout": 5}}
+    asked = {"connect_timeout": 5, "client_encoding": "utf8"}  # psycopg gives bytes for text of a database in SQL_ASCII
+    options = {"pool_pre_ping": True, "pool_size": 2, "connect_args": asked}
 
     def connect():
         engine = create_engine(f"{scheme}://{rest}", **options)
@@ -153,3 +164,14 @@ def _patiently(call, name: str, seconds: float):
 
 def _cannot(path: Path, error: OSError) -> str:
     return f"{path} cannot be written ({error.strerror or error}); set AUTOTUNE_DB to a folder that can, with free space"
+
+
+@contextmanager
+def quiet_optuna():
+    """Without Optuna's line for each new study. Its verbosity is the whole process's, so it is put back."""
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(level)

@@ -23,14 +23,15 @@ from ..core.config import Config, ConfigError
 from ..core.gpu import Gpu
 from ..core.measurement import Measurement
 from ..core.problem import Problem
+from ..kernels import KERNELS
 from ..kernels.base import Kernel
 from . import owner
-from .search import quiet_optuna
-from .storages import StoreError, open_journal, open_storage, trials_root
+from .storages import StoreError, open_journal, open_storage, quiet_optuna, trials_root
 
 __all__ = ["Store", "StoreError", "Trial", "read_trials", "trials_root"]
 
 RUNNING, COMPILED, INTERRUPTED = "launching", "compiled", "interrupted"
+FACTS = "facts"  # the attribute of a trial in a database that has what is known when it begins
 LOST_LAUNCHES = 2  # processes that vanished, unseen, while they launched a config: it is not launched a third time
 
 
@@ -51,7 +52,7 @@ class Store:
     """
 
     def __init__(self, problem: Problem, gpu: Gpu, root: Path | None = None, storage: str | None = None):
-        self.name = f"{problem.text} sm{'-'.join(map(str, gpu.identity))} "
+        self.name = _named(problem.text, gpu)
         self._storage = open_storage(storage, f"{gpu.name}/{problem.text}", root)
         self._studies: dict[str, int] = {}
         self._pending: dict[int, tuple[Kernel, dict]] = {}  # what was begun here
@@ -99,7 +100,7 @@ class Store:
         """Configs whose launch `LOST_LAUNCHES` processes did not come back from, though nobody could see how they ended."""
         lost: dict[Config, set[str]] = {}
         for trial in self._all():
-            attributes = trial.user_attrs
+            attributes = _facts(trial)
             if attributes.get("phase") == RUNNING and "measurement" not in attributes and attributes.get("by") != owner.me():
                 if config := _config(attributes, kernel):
                     lost.setdefault(config, set()).add(repr(attributes.get("by")))
@@ -119,28 +120,40 @@ class Store:
         return handle
 
     def _write(self, kernel: Kernel, facts: dict) -> int:
-        parameters = [p for p in kernel.parameters if not p.derived and self.path]  # in a database each costs three queries
+        parameters = [p for p in kernel.parameters if not p.derived and self.path]  # in a database each costs three queries,
+        attributes = facts if self.path else {FACTS: facts}  # and each attribute two
         trial = create_trial(state=TrialState.RUNNING, params={p.name: facts["config"][p.name] for p in parameters},
-                             distributions={p.name: CategoricalDistribution(p.values) for p in parameters}, user_attrs=facts)
+                             distributions={p.name: CategoricalDistribution(p.values) for p in parameters}, user_attrs=attributes)
         return self._storage.create_new_trial(self._study(kernel.name), template_trial=trial)
 
     def _all(self) -> Iterator[FrozenTrial]:
-        """Every trial of this problem and GPU, also of a study whose first line is lost: each says where it belongs."""
-        for study in self._storage.get_all_studies():
-            if study.study_name.startswith((self.name, "lost-")):
-                for trial in self._storage.get_all_trials(study._study_id, deepcopy=False):
-                    if trial.user_attrs.get("study", study.study_name).startswith(self.name):
-                        yield trial
+        """Every trial of this problem and GPU, also of a journal's study whose first line is lost: each says where it belongs."""
+        for study, name in self._own_studies():
+            for trial in self._storage.get_all_trials(study, deepcopy=False):
+                if _facts(trial).get("study", name).startswith(self.name):
+                    yield trial
+
+    def _own_studies(self) -> Iterator[tuple[int, str]]:
+        """(id, name) of studies that may hold trials of this problem. A database has thousands of others."""
+        if self.path:
+            for study in self._storage.get_all_studies():
+                if study.study_name.startswith((self.name, "lost-")):
+                    yield study._study_id, study.study_name
+            return
+        for kernel in KERNELS:
+            if (study := self._studies.get(kernel) or known_study(self._storage, self.name + kernel)) is not None:
+                self._studies[kernel] = study
+                yield study, self.name + kernel
 
     def _measured(self) -> set[str]:
         """The uids of all trials that have a measurement."""
-        return {trial.user_attrs.get("uid", "") for trial in self._all() if "measurement" in trial.user_attrs}
+        return {_facts(trial).get("uid", "") for trial in self._all() if "measurement" in trial.user_attrs}
 
     def _end_what_died(self) -> None:
         """Ends what processes that are certainly dead left: with its measurement if there is one, else as a crash."""
         ended = self._measured()
         for trial in list(self._all()):
-            attributes = trial.user_attrs
+            attributes = _facts(trial)
             if trial.state != TrialState.RUNNING or not owner.certainly_dead(attributes.get("by")):
                 continue
             measurement = _measurement(attributes)
@@ -161,11 +174,18 @@ class Store:
             pass  # another tuner that opened the store at the same time did it
 
 
+def known_study(storage, name: str) -> int | None:
+    """The id of the study called `name`, or None if there is none."""
+    try:
+        return storage.get_study_id_from_name(name)
+    except KeyError:
+        return None
+
+
 def study_of(storage, name: str) -> int:
     """The id of the study called `name`, which is made if there is none."""
-    known = {study.study_name: study._study_id for study in storage.get_all_studies()}
-    if name in known:
-        return known[name]
+    if (known := known_study(storage, name)) is not None:
+        return known
     try:
         with quiet_optuna():
             return storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], name)
@@ -182,14 +202,39 @@ def read_trials(path: Path, kernel: Kernel) -> list[Trial]:
             for trial in _ended(storage.get_all_trials(study._study_id, deepcopy=False), kernel, study.study_name)]
 
 
+def database_trials(where: str, problem: Problem, gpu: Gpu, kernel: Kernel) -> list[Trial]:
+    """Every ended trial of `kernel` for `problem` on `gpu` in the database at the URL `where`, which is only read. Raises
+    `StoreError`."""
+    storage, name = open_storage(where, ""), _named(problem.text, gpu) + kernel.name
+    study = known_study(storage, name)
+    return [] if study is None else list(_ended(storage.get_all_trials(study, deepcopy=False), kernel, name))
+
+
+def database_problems(where: str, gpu: Gpu) -> list[str]:
+    """The texts of problems that have a study for `gpu` in the database at `where`, sorted. Raises `StoreError`."""
+    names = [study.study_name.partition(" ") for study in open_storage(where, "").get_all_studies()]
+    return sorted({text for text, _, rest in names if f"{text} {rest}".startswith(_named(text, gpu))})
+
+
+def _named(problem: str, gpu: Gpu) -> str:
+    """What the names of a problem's studies begin with."""
+    return f"{problem} sm{'-'.join(map(str, gpu.identity))} "
+
+
 def _ended(trials: Iterator[FrozenTrial], kernel: Kernel, study: str) -> Iterator[Trial]:
     for trial in trials:
-        attributes = trial.user_attrs
+        attributes = _facts(trial)
         if attributes.get("study", study) != study or not attributes.get("config"):
             continue
         config, measurement = _config(attributes, kernel), _measurement(attributes)
         if config and measurement and isinstance(attributes.get("source"), str) and isinstance(attributes.get("cubin"), str):
             yield Trial(config, attributes["source"], attributes["cubin"], measurement)
+
+
+def _facts(trial: FrozenTrial) -> dict:
+    """The attributes of a trial; those of its beginning stand together in a database."""
+    facts = trial.user_attrs.get(FACTS)
+    return {**facts, **trial.user_attrs} if isinstance(facts, dict) else trial.user_attrs
 
 
 def _config(attributes: dict, kernel: Kernel) -> Config | None:

@@ -19,6 +19,7 @@ from .plan import Claim, Item, Plan
 from .progress import Progress
 from .session import EFFORTS, ProblemFailed, Session
 from .storages import shown
+from .spread import Share
 from .signals import ending_as_interrupts
 from .worker import Worker
 
@@ -61,7 +62,7 @@ def _tune(claim: Claim, plan: Plan, session: Session) -> bool:
     known = [record for status in plan.statuses().values() if (record := record_of(status, session.gpu, problem.op))]
     try:
         with claim.beating():
-            record = session.tune(problem, known)
+            record = session.tune(problem, known, Share(*claim.item.share))
     except ProblemFailed as error:
         claim.failed(str(error))
         session.progress.finished(str(error))

@@ -1,3 +1,4 @@
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -41,16 +42,18 @@ class Bench:
     sets = [SimpleNamespace(inputs="inputs", out="out")]
 
     def __init__(self, time):
-        self.seconds, self.rounds, self._time = None, None, time
+        self.rounds, self._time = [], time
+        self.noise = 0.0  # of a capture: all its samples are off together
+        self.random = random.Random(0)
 
     def time(self, candidate, seconds, best_us, error_ratio):
         candidate.launch(0)
         return Measurement.of_samples([self._time] * 3, error_ratio=error_ratio)
 
-    def interleave(self, candidates, rounds, captures):
-        self.rounds = rounds
-        assert captures == module.FINAL_CAPTURES > 1
-        return [Measurement.of_samples([self._time + i] * 3) for i, _ in enumerate(candidates)]
+    def interleave(self, candidates, rounds):
+        self.rounds.append(rounds)
+        return [Measurement.of_samples([(self._time + i) * (1 + self.random.gauss(0, self.noise))] * rounds)
+                for i, _ in enumerate(candidates)]
 
 
 @pytest.fixture
@@ -104,16 +107,32 @@ def test_other_errors_pass_through(make):
 
 def test_the_final_times_those_that_pass(make):
     evaluator = make(Checker(full=[GOOD, BAD, GOOD]))
-    results = evaluator.final(PROBLEM, [(CONFIG, "a"), (CONFIG, "b"), (CONFIG, "c")], 100.0, 1.0)
+    results = evaluator.final(PROBLEM, [(CONFIG, "a"), (CONFIG, "b"), (CONFIG, "c")], 1.0)
     assert [m.outcome for m in results] == ["ok", "wrong", "ok"] and [results[0].time_us, results[2].time_us] == [10.0, 11.0]
-    assert evaluator._bench.rounds == module.FINAL_ROUNDS[1]
+    assert evaluator._bench.rounds == [module.FINAL_ROUNDS] * module.FINAL_CAPTURES[0]  # nothing is in doubt
     assert evaluator.log[-3:] == ["unload a", "unload b", "unload c"]
 
 
-def test_a_slow_final_has_fewer_rounds_and_one_without_any_able_has_none(make):
+def test_a_final_goes_on_until_it_is_decided_or_time_is_up(make):
+    """Captures that differ by 1 % leave 10 and 10.03 us undecided for long, 10 and 11 us not."""
+    entries = [(CONFIG, "a"), (CONFIG, "b")]
     evaluator = make(Checker())
-    evaluator.final(PROBLEM, [(CONFIG, "a"), (CONFIG, "b")], 50_000.0, 1.0)
-    assert evaluator._bench.rounds == 10
-    assert [m.outcome for m in make(Checker(full=BAD)).final(PROBLEM, [(CONFIG, "a")], 1.0, 1.0)] == ["wrong"]
-    failed = make(Checker(full=CudaError("gone"))).final(PROBLEM, [(CONFIG, "a"), (CONFIG, "b")], 1.0, 1.0)
+    evaluator._bench.noise = 0.003
+    evaluator.final(PROBLEM, entries, 10.0)
+    assert len(evaluator._bench.rounds) == module.FINAL_CAPTURES[0]
+    close = make(Checker(), 1000.0)
+    close._bench.noise = 0.01
+    results = close.final(PROBLEM, entries, 10.0)
+    count = len(close._bench.rounds)
+    assert 10 < count <= module.FINAL_CAPTURES[1]
+    assert len(results[0].samples_us) == count * module.FINAL_ROUNDS
+    hasty = make(Checker(), 1000.0)
+    hasty._bench.noise = 0.01
+    hasty.final(PROBLEM, entries, 0.0)
+    assert len(hasty._bench.rounds) == module.FINAL_CAPTURES[0]
+
+
+def test_failures_of_a_final(make):
+    assert [m.outcome for m in make(Checker(full=BAD)).final(PROBLEM, [(CONFIG, "a")], 1.0)] == ["wrong"]
+    failed = make(Checker(full=CudaError("gone"))).final(PROBLEM, [(CONFIG, "a"), (CONFIG, "b")], 1.0)
     assert [m.outcome for m in failed] == ["launch_failed"] * 2

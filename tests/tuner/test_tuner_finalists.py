@@ -38,6 +38,13 @@ def test_half_of_the_finalists_are_unlike_those_before_them():
     assert choose(times, DEFAULT, 2, lambda config: FAKE) == [near[0], near[1], DEFAULT]  # nothing else is left
 
 
+def test_of_short_kernels_more_are_timed_again():
+    """A race's one graph may be lucky by more than 8 %."""
+    times = {A: 9.0, B: 9.9, C: 10.2, D: 10.5, DEFAULT: 20.0}
+    assert set(choose(times, DEFAULT, 2, lambda config: FAKE)) == {A, B, C, DEFAULT}
+    assert choose({config: 100 * time for config, time in times.items()}, DEFAULT, 2, lambda config: FAKE) == [A, DEFAULT]
+
+
 def test_a_clear_winner_wins():
     assert decide({A: timed(90), B: timed(100), DEFAULT: timed(110)}, DEFAULT, SPACE) == (A, [])
 

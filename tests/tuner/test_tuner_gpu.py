@@ -69,7 +69,7 @@ def test_a_kernel_that_hangs_is_killed_and_the_next_one_runs(worker):
 
 def test_a_whole_tune(monkeypatch, tmp_path):
     monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path))
-    monkeypatch.setitem(session.EFFORTS, "quick", session.Effort(Budget(12, 60.0, 100), finalists=2, final_seconds=0.5))
+    monkeypatch.setitem(session.EFFORTS, "quick", session.Effort(Budget(12, 60.0, 0.0), finalists=2, final_seconds=0.5))
     output = io.StringIO()
     record, = tune(PROBLEM, stream=output)
     assert record.evidence == "measured" and record.time_us <= record.default_time_us, output.getvalue()

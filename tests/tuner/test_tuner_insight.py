@@ -30,7 +30,7 @@ def trials(tmp_path, monkeypatch):
 
 
 def test_each_parameters_best_other_value_and_what_it_costs(trials):
-    told = insight.told(PROBLEM, H200, trials)
+    told = insight.told(PROBLEM, H200, str(trials))
     best, mine = told.best, told.trials[FAKE]
     assert sum(told.outcomes.values()) == len(mine) >= 60
     found = insight.alternatives(FAKE, mine, best.config, best.measurement.time_us)
@@ -41,7 +41,7 @@ def test_each_parameters_best_other_value_and_what_it_costs(trials):
 
 
 def test_history_falls_to_the_best_and_importance_sums_to_one(trials):
-    told = insight.told(PROBLEM, H200, trials)
+    told = insight.told(PROBLEM, H200, str(trials))
     steps = insight.history(told.trials[FAKE])
     assert [time for _, time in steps] == sorted({time for _, time in steps}, reverse=True)
     assert steps[-1][1] == told.best.measurement.time_us
@@ -64,7 +64,7 @@ def test_why_from_the_command_line(trials, capsys):
 
 def test_no_journal_is_a_sentence(tmp_path):
     with pytest.raises(StoreError, match="is not there"):
-        insight.told(PROBLEM, H200, tmp_path)
+        insight.told(PROBLEM, H200, str(tmp_path))
 
 
 ROW = Row(PROBLEM.text, "measured", "k a=1", 100.0, 60.0, 120.0, {"<peer>": 130.0}, {"ok": 5, "spilled": 2},

@@ -105,3 +105,11 @@ def test_a_problem_that_workers_die_of_is_given_up_and_they_are_named(tmp_path, 
             clock.now += 9
     status = looking.statuses()[ITEMS[0]]
     assert status.state == "failed" and "node0" in status.message and looking.claim() is None
+
+
+def test_a_share_travels_with_its_problem_and_makes_no_second_one(tmp_path):
+    one, other = Plan(str(tmp_path), H200), Plan(str(tmp_path), H200)
+    shared = Item(ITEMS[0].problem, "quick", "source", (3.0, 1.5))
+    one.put([shared])
+    other.put(ITEMS[:1])
+    assert list(one.statuses()) == [shared] and other.claim().item.share == (3.0, 1.5) and one.claim() is None

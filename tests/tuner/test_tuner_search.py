@@ -1,18 +1,19 @@
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tuner_fakes import FAKE, H200, PROBLEM, SPACE, fails, hash_of, synthetic_us
+from tuner_fakes import FAKE, H200, PROBLEM
+from tuner_fakes import SPACE as WHOLE
+from tuner_fakes import fails, hash_of, synthetic_us
 
-from autotune.kernels import KERNELS
-from autotune.tuner.search import FEW, LATE_STAGE_ONE, Search, diverse
+from autotune.tuner.search import POOL, Search, diverse
 
 DEFAULT = FAKE.default(PROBLEM, H200)
+SPACE = tuple(dict.fromkeys((*WHOLE[::16], DEFAULT)))  # of the whole each proposal takes some 10 ms
 
 
-def asked(search, count, result=lambda config: None if fails(config) else synthetic_us(config), late=False):
+def asked(search, count, result=lambda config: None if fails(config) else synthetic_us(config)):
     configs = []
     for _ in range(count):
-        config = search.ask(late)
+        config = search.ask()
         if config is None:
             break
         configs.append(config)
@@ -21,15 +22,15 @@ def asked(search, count, result=lambda config: None if fails(config) else synthe
 
 
 def test_proposals_are_legal_and_never_repeat():
-    configs = asked(Search(FAKE, SPACE, [DEFAULT]), 150)
-    assert len(set(configs)) == 150 and set(configs) <= set(SPACE)
+    configs = asked(Search(FAKE, SPACE, [DEFAULT]), 60)
+    assert len(set(configs)) == 60 and set(configs) <= set(SPACE)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(window=st.integers(1, 24), seed=st.integers(0, 99))
 def test_proposals_do_not_repeat_while_others_are_under_way(window, seed):
-    search, running, seen = Search(FAKE, SPACE, [DEFAULT], seed), [], set()
-    for _ in range(60):
+    search, running, seen = Search(FAKE, SPACE, [DEFAULT], seed=seed), [], set()
+    for _ in range(40):
         config = search.ask()
         assert config not in seen
         seen.add(config)
@@ -40,65 +41,70 @@ def test_proposals_do_not_repeat_while_others_are_under_way(window, seed):
 
 
 def test_seeds_come_first_each_once_and_foreign_ones_are_dropped():
-    seeds = [SPACE[500], DEFAULT, SPACE[500], SPACE[7]]
-    search = Search(FAKE, SPACE[:3000] + (DEFAULT,), [SPACE[-1], *seeds])
+    seeds = [SPACE[50], DEFAULT, SPACE[50], SPACE[7]]
+    search = Search(FAKE, SPACE, [WHOLE[5], *seeds])
     assert search.has_seeds
-    assert asked(search, 3) == [SPACE[500], DEFAULT, SPACE[7]]
+    assert asked(search, 3) == [SPACE[50], DEFAULT, SPACE[7]]
     assert not search.has_seeds
 
 
 def test_a_small_space_is_exhausted_and_then_nothing_is_left():
-    space = [c for c in SPACE if c["block_m"] == 64 and c["block_n"] == 64 and c["order"] == "forward"]
+    space = [c for c in WHOLE if c["block_m"] == 64 and c["block_n"] == 64 and c["order"] == "forward"]
     search = Search(FAKE, space)
     configs = asked(search, len(space) + 10)
     assert sorted(c.text for c in configs) == sorted(c.text for c in space)
-    assert search.ask() is None and search.ask(late=True) is None and search.remaining == 0
+    assert search.ask() is None and search.remaining == 0
     assert Search(FAKE, []).ask() is None
 
 
-def test_launch_parameters_wait_for_the_second_stage():
-    search = Search(FAKE, SPACE, [DEFAULT])
-    first = asked(search, 40)
-    assert {c["carveout"] for c in first} == {DEFAULT["carveout"]}
-    best = sorted((c for c in first if not fails(c)), key=synthetic_us)[:FEW]
-    late = [c for c in asked(search, 3 * FEW, late=True) if c["carveout"] != -1]
-    assert 2 * FEW <= len(late) + 1 and FAKE.compile_key(late[0]) == FAKE.compile_key(best[0])
-    assert {c["carveout"] for c in late[:2]} == {50, 100}
-    assert any(c["carveout"] == -1 for c in asked(search, 2 * LATE_STAGE_ONE, late=True))
+def test_neighbours_of_the_best_are_compared_also_in_a_large_space():
+    search = Search(FAKE, WHOLE, [DEFAULT])
+    assert len(WHOLE) > 2 * POOL and len(search._pool) <= POOL
+    known = next(config for i, config in enumerate(WHOLE) if i not in search._pool and not fails(config))
+    search.tell(known, 1.0)
+    offered = {WHOLE[i] for i in search._candidates()}
+    near = {c for c in WHOLE if c != known and sum(c[p.name] != known[p.name] for p in FAKE.parameters if not p.derived) == 1
+            and c["carveout"] != known["carveout"]}
+    assert near and near <= offered
 
 
-def test_the_second_stage_changes_one_launch_parameter_at_a_time_of_the_best_first():
-    kernel = KERNELS["forward_mma"]
-    space, default = kernel.space(PROBLEM, H200), kernel.default(PROBLEM, H200)
-    search = Search(kernel, space, [default])
-    search.tell(search.ask(), 10.0)
-    key = kernel.compile_key(default)
-    variants = [c for c in asked(search, 12, lambda config: 11.0, late=True) if kernel.compile_key(c) == key]
-    launch = [p.name for p in kernel.parameters if p.kind == "launch"]
-    assert [sum(c[name] != default[name] for name in launch) for c in variants[:8]] == [1] * 8
+def test_the_estimate_is_a_prior_and_measurements_overrule_it():
+    """Told that wide tiles are fast, it tries them first; told by times that they are not, it leaves them."""
+    search = Search(FAKE, SPACE, [], lambda config: 1000.0 / config["block_n"])
+    search.tell(SPACE[0], 900.0)
+    first = search.ask()
+    assert first["block_n"] == 128
+    search.tell(first, 7200.0)
+    assert {config["block_n"] for config in asked(search, 8, lambda config: 900.0 * config["block_n"] / 16)} <= {16, 32}
+
+
+def test_regions_that_fail_are_left():
+    search = Search(FAKE, SPACE, [DEFAULT], lambda config: 1000.0 / config["stages"])
+    configs = asked(search, 60, lambda config: None if config["stages"] > 2 else synthetic_us(config))
+    assert sum(config["stages"] > 2 for config in configs[30:]) < 10
 
 
 def test_it_finds_the_optimum_region_in_few_configs():
     best = min(synthetic_us(c) for c in SPACE if not fails(c))
-    assert synthetic_us(DEFAULT) > 1.15 * best
+    assert synthetic_us(DEFAULT) > 1.1 * best
     for seed in range(3):
-        search = Search(FAKE, SPACE, [DEFAULT], seed)
-        asked(search, 100)
+        search = Search(FAKE, SPACE, [DEFAULT], seed=seed)
+        asked(search, 60)
         assert search.best[1] < 1.04 * best
 
 
 def test_same_seed_same_proposals():
-    assert asked(Search(FAKE, SPACE, [DEFAULT], 5), 40) == asked(Search(FAKE, SPACE, [DEFAULT], 5), 40)
-    assert asked(Search(FAKE, SPACE, [DEFAULT], 5), 40) != asked(Search(FAKE, SPACE, [DEFAULT], 6), 40)
+    assert asked(Search(FAKE, SPACE, [DEFAULT], seed=5), 40) == asked(Search(FAKE, SPACE, [DEFAULT], seed=5), 40)
+    assert asked(Search(FAKE, SPACE, [DEFAULT], seed=5), 40) != asked(Search(FAKE, SPACE, [DEFAULT], seed=6), 40)
 
 
 def test_known_results_are_not_proposed_and_guide_the_search():
     search = Search(FAKE, SPACE, [DEFAULT])
-    known = {c: synthetic_us(c) for c in SPACE[::97]}
+    known = {c: synthetic_us(c) for c in SPACE[::17]}
     for config, time in known.items():
         search.tell(config, time)
     assert search.best[1] == min(known.values())
-    assert not set(asked(search, 60)) & set(known)
+    assert not set(asked(search, 30)) & set(known)
     search.tell(FAKE.config(PROBLEM.static, {**DEFAULT.values, "block_m": 256, "stages": 4, "block_n": 128}), 1.0)
     assert search.best[1] != 1.0  # not legal, so not in the space
 
@@ -120,8 +126,7 @@ def test_diverse_keeps_order_and_distance():
     assert near == [DEFAULT]
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_ties_break_by_canonical_order(late):
+def test_ties_break_by_canonical_order():
     search = Search(FAKE, SPACE)
     for config in reversed(SPACE[:5]):
         search.tell(config, 7.0)

@@ -31,7 +31,7 @@ def bench(monkeypatch, tmp_path):
         log, output = tmp_path / "log", io.StringIO()
         worker = Worker("tuner_targets:FakeEvaluator", {"device": 0, "faults": tuple(dict(faults).items()), "log": str(log)})
         workers.append(worker)
-        effort = Effort(Budget(trials, 30.0, 1000), finalists=3, final_seconds=0.1)
+        effort = Effort(Budget(trials, 30.0, 0.0), finalists=3, final_seconds=0.1)
         return Session(H200, effort, worker, builder or FakeBuilder(), Progress(1, 1.0, output), tmp_path / "store"), output, log
 
     yield make
