@@ -39,6 +39,8 @@ class FakeEvaluator:
     """Stands in for `autotune.tuner.evaluate.Evaluator`: synthetic times, and `faults` by the number of stages."""
 
     def __init__(self, device=0, faults=(), log=None):
+        import tuner_fakes  # noqa: F401  now, not within a call's time
+
         self.faults, self.log, self.problem = dict(faults), log, None
 
     def _note(self, what):

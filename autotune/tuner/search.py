@@ -164,7 +164,7 @@ class Search:
 
     def _neighbours(self, i: int) -> np.ndarray:
         if i not in self._near:
-            steps = self._steps(self._points[i], np.arange(len(self.space)))
+            steps = _changes(self._points, self._points[i], self._ordered).sum(axis=1)
             nearest = np.argsort(steps, kind="stable")[:MOST_NEIGHBOURS]
             self._near[i] = nearest[steps[nearest] <= NEIGHBOUR_STEPS]
         return self._near[i]
