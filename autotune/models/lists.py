@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Mapping
@@ -36,7 +36,7 @@ class Workload:
     title: str
     groups: Mapping[str, tuple[Problem, ...]]
     summary: Mapping[str, tuple[Problem, ...]]
-    calls: Mapping[Problem, float] = MappingProxyType({})
+    calls: Mapping[Problem, float] = field(default_factory=dict)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -60,7 +60,8 @@ def read_workload(path: Path) -> Workload:
     title = data.get("title", path.stem)
     if not isinstance(title, (str, int, float)):
         raise WorkloadError(f"{path}: title is {quoted(title)}; it must be text")
-    return Workload(shown(str(title)), MappingProxyType(groups), MappingProxyType(summary), MappingProxyType(_calls(path, data, groups)))
+    calls = MappingProxyType(_calls(path, data, groups))
+    return Workload(shown(str(title)), MappingProxyType(groups), MappingProxyType(summary), calls)
 
 
 def _groups(path: Path, raw: object) -> dict[str, tuple[Problem, ...]]:

@@ -79,3 +79,14 @@ def test_a_file_that_is_not_there_or_too_large(tmp_path):
         read_workload(tmp_path)
     with pytest.raises(WorkloadError, match="larger than 1 MB"):
         read_workload(file(tmp_path, "#" * (1 << 20) + "\n"))
+
+
+def test_calls_of_a_group_are_its_problems_and_add_up(tmp_path):
+    path = tmp_path / "calls.yaml"
+    one, other = "forward-bf16-b1-h4x4-q64-k64-d64", "forward-bf16-b2-h4x4-q64-k64-d64"
+    path.write_text(f"groups: {{a: [{one}], both: [{one}, {other}]}}\ncalls: {{a: 3, both: 0.5}}")
+    assert read_workload(path).calls == {Problem.parse(one): 3.5, Problem.parse(other): 0.5}
+    for calls in ("{c: 1}", "{a: 0}", "{a: -1}", "{a: many}", "{a: .inf}", "[1]"):
+        path.write_text(f"groups: {{a: [{one}]}}\ncalls: {calls}")
+        with pytest.raises(WorkloadError, match="calls"):
+            read_workload(path)

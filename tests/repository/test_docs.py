@@ -67,7 +67,7 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
-def record_defaults(problems, *, gpu, effort, root, storage=None, gpus=None) -> list[Record]:
+def record_defaults(problems, *, gpu, effort, root, storage=None, gpus=None, calls=None) -> list[Record]:
     """What `tune` returns, without a search."""
     from autotune import kernels
 

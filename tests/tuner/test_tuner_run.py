@@ -40,7 +40,7 @@ def test_tune_measures_writes_and_returns_in_order(at_hand, tmp_path):
     assert [r.problem for r in records] == [PROBLEM, SMALL] and {r.evidence for r in records} == {"measured"}
     assert {r.problem: r for r in view.open_view(H200, roots=[tmp_path / "db"]).records} == {r.problem: r for r in records}
     lines = stream.getvalue()
-    assert lines.index(SMALL.text) < lines.index(PROBLEM.text)  # small ones first
+    assert lines.index(f"] {SMALL.text}") < lines.index(f"] {PROBLEM.text}")  # small ones first
     assert (tmp_path / "db" / "trials" / H200.name / f"{SMALL}.journal").is_file()
 
 
@@ -59,10 +59,10 @@ def test_a_problem_that_fails_does_not_stop_the_others(at_hand):
 def test_an_interrupt_keeps_finished_problems(at_hand, monkeypatch, tmp_path):
     real = run.Session.tune
 
-    def second_is_interrupted(session, problem, known):
+    def second_is_interrupted(session, problem, known, share):
         if problem == PROBLEM:
             raise KeyboardInterrupt
-        return real(session, problem, known)
+        return real(session, problem, known, share)
 
     monkeypatch.setattr(run.Session, "tune", second_is_interrupted)
     stream = io.StringIO()

@@ -79,9 +79,9 @@ def test_the_estimate_is_a_prior_and_measurements_overrule_it():
 
 
 def test_regions_that_fail_are_left():
-    search = Search(FAKE, SPACE, [DEFAULT], lambda config: 1000.0 / config["stages"])
-    configs = asked(search, 60, lambda config: None if config["stages"] > 2 else synthetic_us(config))
-    assert sum(config["stages"] > 2 for config in configs[30:]) < 10
+    search = Search(FAKE, SPACE, [DEFAULT], lambda config: 1000.0 / (2 + config["stages"]))
+    configs = asked(search, 35, lambda config: None if config["stages"] == 4 else synthetic_us(config))
+    assert 0 < sum(config["stages"] == 4 for config in configs[:35]) < 8
 
 
 def test_it_finds_the_optimum_region_in_few_configs():
