@@ -21,6 +21,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
@@ -184,7 +185,7 @@ class Simulation:
         storages._DATABASES.clear()
         self.clock.start(lambda: self._lead(self._plan(database)))
         for _ in range(self.workers):
-            self.clock.start(lambda mine=self._database(): self._work(mine))
+            self.clock.start(partial(self._work, self._database()))
         self.clock.run()
 
     def _database(self) -> Database:
@@ -232,15 +233,16 @@ class Simulation:
 
     def _tune(self, item: Item, database: Database) -> None:
         self._gpu(START_S)
-        store, writing = None, []
+        writing: list = []
+        kernel, source, cubin = kernel_of(self.config), "s" * 64, "c" * 64
+        spilled = Measurement("spilled", message="x" * 80)
+        store = self._write("open", database, lambda: self._store(item, database))
         for _ in range(self.trials[item]):
-            store = self._write("open", database, lambda: self._store(item, database)) if store is None else store
-            self._write("begin", database, lambda: store.begin(kernel_of(self.config), self.config, "s" * 64, "c" * 64))
+            self._write("begin", database, lambda: store.begin(kernel, self.config, source, cubin))
             self._gpu(TRIAL_S)
             self._later("finish", database, lambda: store.finish(next(iter(store._pending)), self._measured()), writing)
             if self.draw.random() < SPILLS:
-                self._later("add", database, lambda: store.add(kernel_of(self.config), self.config, "s" * 64, "",
-                                                               Measurement("spilled", message="x" * 80)), writing)
+                self._later("add", database, lambda: store.add(kernel, self.config, source, "", spilled), writing)
         self._settle(writing)
         self._gpu(FINAL_S)
 

@@ -16,7 +16,6 @@ import random
 import subprocess
 import sys
 import time
-from functools import lru_cache
 from pathlib import Path
 from statistics import median
 
@@ -55,6 +54,8 @@ class Space:
         self.configs = list(self.outcomes)
         self.times_us = {config: None if isinstance(result, str) else result for config, result in self.outcomes.items()}
         self.best_us = min(time for time in self.times_us.values() if time is not None)
+        self._estimates_us = {config: self.kernel.account_us(self.problem, config, gpu) for config in self.configs}
+        self.seeds = seeds(self.kernel, self.problem, gpu, self.configs, [])
         self.near = sum(time is not None and time <= self.best_us * (1 + NEAR) for time in self.times_us.values())
 
     def _config(self, values: tuple) -> Config:
@@ -66,13 +67,8 @@ class Space:
             return Measurement("ok", time_us=result)
         return Measurement(result if result in OUTCOMES else "launch_failed", message=result)
 
-    @lru_cache(maxsize=None)
     def estimate_us(self, config: Config) -> float:
-        return self.kernel.account_us(self.problem, config, self.gpu)
-
-    @lru_cache(maxsize=1)
-    def seeds(self) -> list[Config]:
-        return seeds(self.kernel, self.problem, self.gpu, self.configs, [])
+        return self._estimates_us[config]
 
     def until_near(self, times_us) -> int:
         limit = self.best_us * (1 + NEAR)
@@ -81,7 +77,7 @@ class Space:
 
 def ours(space: Space, seed: int, window: int = 1, worth: float = 0.0, trials: int | None = None):
     """The trace of a search as `autotune tune` makes it."""
-    return replay(space.kernel, space.configs, space.measurement, space.best_us, space.seeds(), estimate_us=space.estimate_us,
+    return replay(space.kernel, space.configs, space.measurement, space.best_us, space.seeds, estimate_us=space.estimate_us,
                   trials=trials or len(space.configs), window=window, worth=worth, seed=seed, until=NEAR if worth == 0 else None)
 
 
