@@ -51,7 +51,7 @@ class Plan:
         self.aligned = self.kernel.aligned
         self.calls = 0
         self.unmapped: Plan | None = None
-        resized = self.kernel.resized(problem, config, match.gpu) if resize else None
+        resized = self.kernel.resized(match.sized_for, config, match.gpu) if resize else None
         self._sized, self._pack, _ = bind(problem, config, lambda each: each * match.gpu.sms, resized=resized)
         first, *rest = self.kernel.plan(problem, config)
         later = [loaded.bound(step).enqueue for step in rest]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
+from typing import Callable
 
 from .call import Call
 from .plan import Plan
@@ -17,7 +18,7 @@ from ..device.tensormap import Unmappable
 from ..core.config import Config, ConfigError
 from ..core.gpu import Gpu, detect
 from ..kernels import candidates, config_from_text, kernel_of
-from ..database.lookup import OF_DEFAULT, QUICK_TUNE_S, TIERS, Match, NoKernelError, lookup
+from ..database.lookup import OF_DEFAULT, QUICK_TUNE_S, TIERS, Match, NoKernelError, lookup, of_bucket
 from ..core.problem import Problem
 
 WORTH_SAYING = 1.05  # bound of the slowdown
@@ -61,7 +62,7 @@ def make(problem: Problem, device: int, capturing: bool = False, config: Config 
         plan = _plans.get(key)
         if plan is None:
             gpu = detect(device)
-            match = match_for(problem.bucketed(), gpu) if config is None else match_of(problem, config, gpu)
+            match = match_for(problem, gpu, of_bucket) if config is None else match_of(problem, config, gpu)
             plan = Plan(*_load(match, device, capturing), resize=config is None)
             if config is None:
                 _tell(plan.match)
@@ -134,10 +135,10 @@ def match_without_maps(problem: Problem, gpu: Gpu) -> Match:
     raise AttentionError(f"no kernel for {problem} on {gpu.name} reads arrays with strides that are 0 or negative")
 
 
-def match_for(problem: Problem, gpu: Gpu) -> Match:
-    """`lookup`, with an `AttentionError` where no kernel can serve."""
+def match_for(problem: Problem, gpu: Gpu, choose: Callable[[Problem, Gpu], Match] = lookup) -> Match:
+    """What `choose` says, with an `AttentionError` where no kernel can serve."""
     try:
-        return lookup(problem, gpu)
+        return choose(problem, gpu)
     except NoKernelError as error:
         raise AttentionError(str(error)) from None
 

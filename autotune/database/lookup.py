@@ -65,10 +65,15 @@ class Match:
     source: str = ""
     expected: Expectation | None = None
 
+    @property
+    def sized_for(self) -> Problem:
+        """Whose sizes the config suits, in what of it follows from sizes, where the match is of a whole bucket (`of_bucket`)."""
+        return self.record.problem.simplified() if self.tier == "exact" and self.record else self.problem
+
     def at(self, problem: Problem) -> Match:
-        """This match for a problem of its bucket: what of the config follows from sizes is what suits those of `problem`."""
+        """This match of a bucket for one problem of it: what of the config follows from sizes suits those of `problem`."""
         kernel = KERNELS[self.config.kernel]
-        values = kernel.resized(self.problem, self.config, self.gpu)(problem.batch, problem.seqlen_q, problem.seqlen_k)
+        values = kernel.resized(self.sized_for, self.config, self.gpu)(problem.batch, problem.seqlen_q, problem.seqlen_k)
         config = kernel.with_sized(self.problem.static, self.config, values)
         return self if config == self.config else replace(self, config=config)
 
@@ -204,19 +209,23 @@ def _cold(problem: Problem | str, gpu: Gpu | str) -> Match:
         return lookup(Problem.parse(problem), gpu)
     if not isinstance(gpu, Gpu):
         return lookup(problem, resolve(gpu))
-    table = _table(gpu)
+    match, table = of_bucket(problem, gpu).at(problem), _table(gpu)
+    if len(table.matches) >= MAX_MATCHES:
+        table.matches.clear()
+    table.matches[problem.values] = match
+    return match
+
+
+def of_bucket(problem: Problem, gpu: Gpu) -> Match:
+    """What serves all problems of the bucket of `problem`: `lookup` is this `at` one of them. Raises `NoKernelError`."""
     try:
-        match = table.of_bucket(problem.simplified().bucketed()).at(problem)
+        return _table(gpu).of_bucket(problem.simplified().bucketed())
     except NoKernelError:
         try:
             default_config(problem.simplified(), gpu)
         except ConfigError as error:  # the same of the problem as it was asked for, whose sizes people know
             raise NoKernelError(str(error)) from None
         raise
-    if len(table.matches) >= MAX_MATCHES:
-        table.matches.clear()
-    table.matches[problem.values] = match
-    return match
 
 
 # Choosing

@@ -1,5 +1,8 @@
 """What only a launch needs follows from a call's own sizes, not from its bucket's; what lookup says is what is launched."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from fake_arrays import GPU, Tensor, fake_gpu, random  # noqa: F401 (a fixture)
@@ -7,7 +10,8 @@ from fake_arrays import GPU, Tensor, fake_gpu, random  # noqa: F401 (a fixture)
 import autotune
 from autotune.calls import plans
 from autotune.core.problem import Problem
-from autotune.kernels import KERNELS, kernel_of
+from autotune.database.lookup import Match
+from autotune.kernels import KERNELS
 
 DECODE = ["decode-bf16-b17-h28x4-q1-k777-d128", "decode-bf16-b33-h32x8-q1-k100-d64", "decode-bf16-b33-h32x8-q1-k777-d128",
           "decode-bf16-b70-h40x8-q2-k301-d64-causal", "decode-bf16-b34-h8x8-q1-k520-d64-page16"]
@@ -51,32 +55,34 @@ def test_a_decode_call_is_launched_as_a_plan_for_exactly_its_sizes(gpu, text, on
 
 
 def test_sizes_of_one_bucket_are_launched_unlike(gpu):
-    """33 sequences of 8 heads are 264 pieces, 64 are 512: 1.5 times as many, and 4 for each of 132 SMs, are launched."""
+    """33 sequences of 8 heads are 264 pieces, 40 are 320; 1.5 times as many are launched."""
     pieces = {}
-    for batch in (64, 33, 64, 50):
+    for batch in (40, 33, 40, 36):
         q, cache = random((batch, 1, 32, 128)), random((batch, 300, 8, 128))
         autotune.attention_with_kvcache(q, cache, cache, cache_seqlens=Tensor(np.full(batch, 300, np.int32)))
         pieces.setdefault(batch, gpu.calls[-1]["pieces"])
         assert gpu.calls[-1]["pieces"] == pieces[batch]
-    assert len(plans._plans) == 1 and pieces[33] < pieces[64]
+    assert len(plans._plans) == 1 and pieces[33] < pieces[40]
 
 
-def test_splits_of_a_forward_call_and_their_workspace(gpu):
-    gpu.compute = "bf16", 64, 64
-    unlike = 0
-    for rows, keys in ((100, 3000), (104, 3072), (97, 2817), (60, 5000)):
+def test_splits_of_a_forward_call_and_their_workspace(gpu, monkeypatch):
+    kernel, bucket = KERNELS["forward_wgmma"], Problem(heads_q=4, heads_kv=2, seqlen_q=104, seqlen_k=3072, head_dim=64)
+    match = Match(kernel.default(bucket, GPU), "near", "measured", bucket, GPU)
+    assert match.config["split_keys"]
+    monkeypatch.setattr(plans, "of_bucket", lambda problem, gpu: match)
+    monkeypatch.setattr(Match, "confirmed", lambda self, binary: self)
+    gpu.compute, seen = ("bf16", 64, 64), set()
+    for rows, keys in ((100, 3000), (104, 3072), (97, 2817)):
         q, k = random((1, rows, 4, 64)), random((1, keys, 2, 64))
         autotune.attention(q, k, k)
         by_bucket = launched(gpu)
-        p = Problem(heads_q=4, heads_kv=2, seqlen_q=rows, seqlen_k=keys, head_dim=64)
-        config = autotune.lookup(p, GPU).config
+        p = replace(bucket, seqlen_q=rows, seqlen_k=keys)
+        config = match.at(p).config
         autotune.attention(q, k, k, config=config)
-        assert by_bucket == launched(gpu) and autotune.explain(q, k, k).match.config == config
-        if "num_splits" in by_bucket[0][0][2]:
-            assert by_bucket[0][0][2]["num_splits"] == config["num_splits"]
-            assert by_bucket[1] == [(kernel_of(config).workspace_bytes(p, config) // 4, False)]
-            unlike += config != autotune.lookup(p.bucketed(), GPU).config
-    assert unlike
+        assert by_bucket == launched(gpu) and by_bucket[0][0][2]["num_splits"] == config["num_splits"]
+        assert by_bucket[1] == [(kernel.workspace_bytes(p, config) // 4, False)]
+        seen.add(config["num_splits"])
+    assert len(seen) > 1
 
 
 def test_a_config_of_the_callers_own_is_launched_as_it_is(gpu):
@@ -111,3 +117,18 @@ def test_lengths_beyond_what_was_expected_have_blocks_and_workspace(gpu):
         config = autotune.lookup(Problem.parse(f"decode-bf16-b4-h8x2-q1-k{expected}-d64"), GPU).config
         most = kernel.launches(Problem.parse("decode-bf16-b4-h8x2-q1-k4096-d64"), config, uniform=False)
         assert grid == most.grid and workspaces == [(most.slots * most.rows * 64 + most.slots * most.rows * 2, False)]
+
+
+def test_a_record_of_other_sizes_than_its_buckets_is_launched_as_it_was_measured(gpu, monkeypatch):
+    """Its pieces are those of the sizes that were timed; for others of the bucket what suits them, as many times as there."""
+    known = Problem.parse("decode-bf16-b33-h32x8-q1-k777-d128")
+    kernel = KERNELS["decode_mma"]
+    config = kernel.with_sized(known.static, kernel.default(known, GPU), {"pieces": 792})  # 2 times the 396 that suit it
+    record = SimpleNamespace(problem=known, config=config, evidence="measured", nvrtc="13.0")
+    match = Match(config, "exact", "measured", known.bucketed(), GPU, record)
+    monkeypatch.setattr(plans, "of_bucket", lambda problem, gpu: match)
+    monkeypatch.setattr(Match, "confirmed", lambda self, binary: self)
+    for batch, pieces in ((33, 792), (40, 1056)):
+        q, cache = random((batch, 1, 32, 128)), random((batch, 777, 8, 128))
+        autotune.attention_with_kvcache(q, cache, cache, cache_seqlens=Tensor(np.full(batch, 777, np.int32)))
+        assert gpu.calls[-1]["pieces"] == pieces == match.at(replace(known, batch=batch)).config["pieces"]

@@ -138,7 +138,7 @@ def test_sizes_and_offsets_are_those_of_the_header(build):
 
 
 def test_calls_launch_clusters_where_the_host_knows_the_lengths(gpu: FakeGpu, monkeypatch):
-    monkeypatch.setattr(plans, "lookup", lambda problem, gpu: Match(config(problem), "default", "predicted", problem, gpu))
+    monkeypatch.setattr(plans, "of_bucket", lambda problem, gpu: Match(config(problem), "default", "predicted", problem, gpu))
     q, k, v = qkv(seqlen_q=1, seqlen_k=700)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
