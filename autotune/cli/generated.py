@@ -1,9 +1,10 @@
 """Writes ``generated/``: what of templates/ and a database is there to be read.
 
-``<kernel>-<kind>.cu`` is one source for each kernel and kind of problem (`Static.kind`) of which a record ships on any GPU: that of
-the largest problem's winner. An op without records is there with a default. ``<gpu>.md`` has the winners of one GPU; their sources
-differ in head dims and in what their configs say, and `autotune source PROBLEM` prints them. So a tuned GPU adds a table. The folder is a function of templates/ and the database: `check` says where it is not. Needs NVRTC, for the resources in the headers,
-and no GPU.
+``<kernel>-<kind>.cu`` is one source for each kernel and kind of problem (`Static.kind`) of which a record ships on any GPU:
+that of the largest problem's winner. An op without records is there with a default. ``<gpu>.md`` has the winners of one GPU;
+their sources differ in head dims and in what their configs say, and `autotune source PROBLEM` prints them. So a tuned GPU
+adds a table. The folder is a function of templates/ and the database: `check` says where it is not. Needs NVRTC, for the
+resources in the headers, and no GPU.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def sources(root: Path) -> dict[Path, str]:
 
 def _examples(records: list[Record]) -> dict[str, tuple[Problem, Config, Gpu, str]]:
     """File name -> (problem, config, GPU, what they are), for each kernel and kind: of several, the largest problem."""
-    ordered = sorted(records, key=lambda record: (-record.problem.flops, record.problem.text, record.gpu.name, record.config.text))
+    ordered = sorted(records, key=lambda record: (-record.problem.flops, record.problem.text, record.gpu.name,
+                                                  record.config.text))
     found: dict[str, tuple[Problem, Config, Gpu, str]] = {}
     for record in ordered:
         name = winners.file_name(kernel_of(record.config), record.problem.static.kind)

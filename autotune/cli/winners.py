@@ -11,10 +11,10 @@ from ..kernels import default_config, kernel_of
 from ..kernels.base import Kernel
 
 HEAD = """\
-`autotune source PROBLEM --gpu {name}` prints the source of a row, `autotune tune --problem PROBLEM` on this GPU measures it again.
-Times are medians in microseconds. "Gain" is how many times as fast as the default of that day the winner was, in the same session;
-of a winner that is the default today it says so and claims nothing. "Of" is how many configs were measured, "ties" how many others
-were as fast within noise.
+`autotune source PROBLEM --gpu {name}` prints the source of a row, `autotune tune --problem PROBLEM` on this GPU measures it
+again. Times are medians in microseconds. "Gain" is how many times as fast as the default of that day the winner was, in the
+same session; of a winner that is the default today it says so and claims nothing. "Of" is how many configs were measured,
+"ties" how many others were as fast within noise.
 """
 
 

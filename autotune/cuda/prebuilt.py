@@ -1,8 +1,8 @@
 """Cubins that were compiled ahead, for machines without a compiler: `autotune build --cubins DIR` writes them.
 
 An entry is two files, <key>.cubin and <key>.json. The key is a hash of the source's code, target and options, not of NVRTC's
-version, which only a machine with NVRTC knows. Two folders are read, and never written by a call: cubins/ in the cache folder, then the
-package's own, autotune/_cubins. An entry that is damaged counts as absent.
+version, which only a machine with NVRTC knows. Two folders are read, and never written by a call: cubins/ in the cache folder,
+then the package's own, autotune/_cubins. An entry that is damaged counts as absent.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `render` is deterministic: the same static part, config and target give the same text. Delimiters leave a template
 looking like CUDA (Jinja's own cannot parse ``"{%0, %1}"`` in inline PTX): ``${name}`` and lines that begin with ``//%``.
-Headers are included as in C++, by ``#include "lib/tile/smem.cuh"``, or by ``//% include name`` where the problem or the config chooses
-one; each is there once, however many ask for it. A line says where each begins, and a list on top which there are.
+Headers are included as in C++, by ``#include "lib/tile/smem.cuh"``, or by ``//% include name`` where the problem or the
+config chooses one; each is there once, however many ask for it. A line says where each begins, and a list on top which there are.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def render(static: Static, config: Config, target: str, ptx: str = "cuda") -> st
     constants = [{"type": type, "name": name, "value": _literal(value)}
                  for type, name, value in kernel.constants(static, config)]
     return _rendered(
-        kernel.template, ptx, element=ELEMENTS[static.dtype], constants=constants, fields=_fields(kernel.params(static, config)), mask=static.mask,
-        softcap=static.softcap, alibi=static.alibi,
+        kernel.template, ptx, element=ELEMENTS[static.dtype], constants=constants,
+        fields=_fields(kernel.params(static, config)), mask=static.mask, softcap=static.softcap, alibi=static.alibi,
         softcap_header=header_if(static.softcap, "lib/scores/softcap.cuh"),
         mask_header=f"lib/masks/{'packed/' if static.packed else ''}{static.mask}.cuh", target=target,
         **kernel.operands(static, config))
@@ -76,12 +76,12 @@ def render_write(write: CacheWrite, target: str, ptx: str = "cuda") -> str:
     constants = [{"type": type, "name": name, "value": _literal(value)} for type, name, value in write.constants]
     eight_bit = write.cache_dtype == "e4m3"
     return _rendered(
-        TEMPLATE, ptx, element=ELEMENTS[write.dtype], cache_element="e4m3" if eight_bit else ELEMENTS[write.cache_dtype], eight_bit=eight_bit,
-        constants=constants, fields=_fields(FIELDS), target=target)
+        TEMPLATE, ptx, element=ELEMENTS[write.dtype], cache_element="e4m3" if eight_bit else ELEMENTS[write.cache_dtype],
+        eight_bit=eight_bit, constants=constants, fields=_fields(FIELDS), target=target)
 
 
 def headers(*names: str, ptx: str = "cuda", **values: object) -> str:
-    """The headers of templates/ called `names`, each after those that it includes, as one text. `values` are for Jinja in them."""
+    """The headers of templates/ called `names`, each after those that it includes, as one text. `values` are for Jinja."""
     asked = "".join(f'//% include "{name}"\n' for name in names)
     return _with_banners("headers", _environment(ptx).from_string(asked).render(**values))
 

@@ -45,8 +45,8 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
 
 @dataclass(frozen=True)
 class Cover:
-    """`times[i][j]` is the time of `configs[j]` on `problems[i]` in us, or None. `sources[j]` begins the hash of its source, or is
-    `UNKNOWN`."""
+    """`times[i][j]` is the time of `configs[j]` on `problems[i]` in us, or None. `sources[j]` begins the hash of its source, or
+    is `UNKNOWN`."""
 
     gpu: GpuKey
     static: Static  # in bf16

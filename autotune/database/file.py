@@ -23,7 +23,7 @@ SCHEMA = 2
 
 
 def _without_source_hashes(data: dict) -> dict:
-    """Schema 1 hashed sources with their comments. What such a hash would be without them is not known, so the cubin's remains."""
+    """Schema 1 hashed sources with their comments. What such a hash would be without is not known, so the cubin's remains."""
     records, kept = data.get("records"), data.get("quarantined")
     entries = list(records.values()) if isinstance(records, dict) else []
     entries += [item.get("entry") for item in kept if isinstance(item, dict)] if isinstance(kept, list) else []

@@ -96,12 +96,14 @@ def test_one_source_for_each_kind_of_problem_and_one_table_for_each_gpu(root, ge
     assert body == binary().source == binary(launch).source
     assert all(line.startswith("//") for line in header.splitlines())
     resources = binary().entries[KERNEL.name]
-    for fact in (f"winner of {longer} on nvidia-h200", f"{resources.registers} registers", f"{resources.spill_bytes} bytes spilled",
+    for fact in (f"winner of {longer} on nvidia-h200", f"{resources.registers} registers",
+                 f"{resources.spill_bytes} bytes spilled",
                  f"{CONFIG['smem_bytes']} bytes of shared memory", compile.nvrtc_version(),
                  f"autotune source {longer} --gpu nvidia-h200", build.MARK):
         assert fact in " ".join(header.replace("//", " ").split()), fact
 
-    rows = {row[0]: row for row in (line.strip("|\n").split("|") for line in texts["nvidia-h200.md"].splitlines()) if len(row) > 6}
+    lines = [line.strip("|").split("|") for line in texts["nvidia-h200.md"].splitlines()]
+    rows = {line[0]: line for line in lines if len(line) > 6}
     assert set(rows) == {"problem", "---", full.text, small.text, wide.text, PROBLEM.text, longer.text}
     column = rows["problem"].index
     parameter, = (p for p, value in launch.items if CONFIG[p] != value)
@@ -122,7 +124,8 @@ def test_an_op_without_records_is_shown_with_a_default(root, monkeypatch):
     texts = build.sources(root)
     assert list(texts) == sorted([name, Path(f"{KERNEL.name}-forward-bf16-causal.cu"), Path("nvidia-h200.md")])
     words = " ".join(texts[name].replace("//", " ").split())
-    assert str(default).partition(" ")[2].partition(" longest_first")[0] in words and f"the default of {shown} on nvidia-h200: no record" in words
+    assert str(default).partition(" ")[2].partition(" longest_first")[0] in words
+    assert f"the default of {shown} on nvidia-h200: no record" in words
 
 
 def rendered_only(static, config, gpu):

@@ -25,7 +25,8 @@ def params() -> list[dict[str, str]]:
     plain = Problem.parse("forward-bf16-b1-h1x1-q64-k64-d64")
     masks = [field for bounds in TYPICAL.values() for field in mask_fields(replace(plain, **bounds[0]._asdict()).static)]
     fields = {field.name: field.type for field in (*declared, *masks)}
-    return [{"type": type, "name": name, "comment": ""} for name, type in fields.items() if not re.search("Element|TensorMap", type)]
+    return [{"type": type, "name": name, "comment": ""} for name, type in fields.items()
+            if not re.search("Element|TensorMap", type)]
 
 
 def default(kernel: str, problem: str):

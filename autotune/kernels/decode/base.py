@@ -122,8 +122,8 @@ class DecodeKernel(Kernel):
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         e4m3 = static.kv_dtype == "e4m3"
-        return {"kv_header": f"decode_mma/kv/{static.kv}.cuh",
-                "multiply_header": "decode_mma/products/e4m3.cuh.j2" if e4m3 else "decode_mma/products/same.cuh", "kv_dtype": static.kv_dtype,
+        return {"kv_header": f"decode_mma/kv/{static.kv}.cuh", "kv_dtype": static.kv_dtype,
+                "multiply_header": "decode_mma/products/e4m3.cuh.j2" if e4m3 else "decode_mma/products/same.cuh",
                 "query_steps": f"decode_mma/products/{'e4m3' if e4m3 else 'same'}_queries.cuh.j2",
                 "alibi_header": header_if(static.alibi, "attention/alibi.cuh"),
                 "fp8_header": header_if(e4m3, "lib/ptx/fp8.cuh"), "element_header": header_if(e4m3, "lib/tile/element.cuh"),

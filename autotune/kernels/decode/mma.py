@@ -106,16 +106,16 @@ class DecodeMma(DecodeKernel):
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         chosen = {name.lower(): config[name.lower()] for name in (*NO_CONSTANTS, "BLOCK_HEADS_KV")}
-        dependent, speculative, clusters = (config[name.lower()] for name in NO_CONSTANTS[:1] + NO_CONSTANTS[2:] + NO_CONSTANTS[1:2])
+        dependent, clusters, speculative = (config[name.lower()] for name in NO_CONSTANTS)
         start = "decode_mma/start/guess.cuh" if speculative else "decode_mma/prefetch/own.cuh"
         steps = "speculative" if speculative else "dependent" if dependent else "plain"
         pairs = config["block_heads_kv"] > 1 and static.kv_dtype == "e4m3"
-        changes = [name for name, there in (("head_scales", pairs), ("softcap", static.softcap), ("alibi", static.alibi)) if there]
+        changes = (("head_scales", pairs), ("softcap", static.softcap), ("alibi", static.alibi))
         return {**super().operands(static, config), **chosen,
                 "dependent_header": header_if(dependent, "lib/ptx/dependent.cuh"),
                 "prefetch_header": header_if(dependent, f"decode_mma/prefetch/{static.kv}.cuh"),
                 "start_header": header_if(dependent, start), "start_steps": f"decode_mma/start/{steps}.cuh.j2",
-                "score_steps": [f"decode_mma/scores/{name}.cuh.j2" for name in changes],
+                "score_steps": [f"decode_mma/scores/{name}.cuh.j2" for name, there in changes if there],
                 "piece_header": f"decode_mma/piece/{'clustered' if clusters else 'neighbours'}.cuh",
                 "cluster_header": header_if(clusters, "decode_mma/cluster_merge.cuh")}
 

@@ -164,7 +164,8 @@ class ForwardWgmma(ForwardKernel):
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         tiles = "aligned.cuh" if static.packed and static.kv == "paged" else "tight.cuh.j2"
         results = "partial.cuh" if config["split_keys"] else "finished.cuh.j2"
-        return {**super().operands(static, config), "tiles_header": f"forward_wgmma/tiles/{tiles}", "split_keys": config["split_keys"],
+        return {**super().operands(static, config), "tiles_header": f"forward_wgmma/tiles/{tiles}",
+                "split_keys": config["split_keys"],
                 "results_header": f"forward_wgmma/results/{results}",
                 "loads_header": "forward_wgmma/loads/packed.cuh" if static.packed else "forward_wgmma/loads/dense.cuh.j2",
                 "boxes_header": header_if(static.packed, f"forward_wgmma/boxes/{static.kv}.cuh"),
