@@ -28,15 +28,16 @@ def text_of(folder: str, gpu: Gpu, records: Iterable[Record], mark: str) -> str:
 
 
 def _table(kernel: Kernel, gpu: Gpu, records: list[Record]) -> str:
-    names = [parameter.name for parameter in kernel.parameters]
+    values = {parameter.name: [_value(record.config[parameter.name]) for record in records] for parameter in kernel.parameters}
+    names = [name for name, those in values.items() if len(set(those)) > 1]
+    common = ", ".join(f"{name} {those[0]}" for name, those in values.items() if name not in names)
     kinds = sorted({record.problem.static.kind for record in records})
     sources = ", ".join(f"[{kind}]({file_name(kernel, kind)})" for kind in kinds)
     rows = [_row(["problem", "us", "gain", "of", "ties", "date", *names]), _row(["---"] * (6 + len(names)))]
-    for record in records:
-        values = [_value(record.config[name]) for name in names]
+    for n, record in enumerate(records):
         rows.append(_row([record.problem.text, f"{record.time_us:.6g}", _gain(record, gpu), record.trials, len(record.ties),
-                          record.date[:10], *values]))
-    return f"## {kernel.name}\n\nSources: {sources}\n\n{''.join(rows)}"
+                          record.date[:10], *(values[name][n] for name in names)]))
+    return f"## {kernel.name}\n\nSources: {sources}\n\nIn all rows: {common or 'nothing'}\n\n{''.join(rows)}"
 
 
 def file_name(kernel: Kernel, kind: str) -> str:
