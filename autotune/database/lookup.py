@@ -3,7 +3,7 @@ the answer is.
 
 Which config answers is a function of the problem's bucket, so that growing lengths stay warm; what of it follows from sizes is
 chosen for those of the problem. A warm lookup is one dict access on a tuple of plain values, and reads no file. Cold, a record of
-the bucket serves if there is one. Else the configs of the static part's cover, or those of its records and the default, with
+the bucket serves if there is one. Else the configs of the static part's cover, or those of its records, and the default, with
 what follows from sizes chosen for these, are compared by the time to expect (`expect`).
 """
 
@@ -18,7 +18,7 @@ from ..core.config import Config, ConfigError
 from ..core.gpu import Gpu, detect, resolve
 from ..core.problem import Problem
 from ..kernels import KERNELS, default_config
-from .expect import Expectation, over_bucket
+from .expect import DOUBT, Expectation, over_bucket
 from .known import Known, loss_to_expect
 from .record import Record
 
@@ -288,10 +288,8 @@ class _Table:
         known = self.known(problem)
         foreign = not known.points and bool(known.foreign_points)
         points, configs = (known.foreign_points, known.foreign_configs) if foreign else (known.points, known.configs)
-        found = over_bucket(problem, self.gpu, points, configs) if known.covers else []
-        if not found:  # beside records, and where no config of a cover can serve, the default is one of many
-            found = over_bucket(problem, self.gpu, points, [*configs, (self._default(problem), None)])
-        return found, foreign
+        doubt = DOUBT["cover" if known.covers else "records"]
+        return over_bucket(problem, self.gpu, points, [*configs, (self._default(problem), None)], doubt), foreign
 
     def _exact(self, problem: Problem, record: Record) -> Match:
         evidence = self._evidence(record.nvrtc, record.evidence)

@@ -114,3 +114,9 @@ def test_no_row_is_computed_for_a_head_that_is_not_there(asked):
     """1565 us where another config took 978: 8 rows computed for 5."""
     match = lookup(asked, H200)
     assert match.problem.group % match.config["block_heads"] == 0
+
+
+def test_few_queries_share_keys_though_no_config_of_their_cover_does():
+    """94 us where 35 were found: 64 blocks for 132 SMs (docs/log.md, forward_wgmma)."""
+    match = lookup("forward-bf16-b1-h8x8-q128-k8192-d64", H200)
+    assert match.config["split_keys"] and match.config["num_splits"] > 1
