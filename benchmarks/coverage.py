@@ -168,7 +168,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
-NOTABLE = 1.1  # rows that lose less, and have no peer, are not written: they would be two thirds of the file
+NOTABLE = 1.15  # rows that lose less, and have no peer, are not written: they would be two thirds of the file
 
 
 def _save(options: argparse.Namespace, rows: dict[str, dict], gpu: Gpu, problems: Sequence[Problem]) -> None:
