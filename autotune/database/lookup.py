@@ -140,8 +140,7 @@ class Match:
 
 
 def _doubt(match: Match) -> str:
-    nvrtc = match.record.nvrtc if match.record else "another version"
-    return _DOUBT[match.evidence].format(nvrtc=nvrtc)
+    return _DOUBT[match.evidence].format(nvrtc=match.record.nvrtc if match.record else "another version")
 
 
 _DOUBT = {"measured": "", "predicted": ", never measured", "stale": ", with an older version of the kernel's source",
@@ -218,14 +217,21 @@ def _cold(problem: Problem | str, gpu: Gpu | str) -> Match:
 
 def of_bucket(problem: Problem, gpu: Gpu) -> Match:
     """What serves all problems of the bucket of `problem`: `lookup` is this `at` one of them. Raises `NoKernelError`."""
-    try:
-        return _table(gpu).of_bucket(problem.simplified().bucketed())
-    except NoKernelError:
+    table, bucket = _table(gpu), problem.simplified().bucketed()
+    match = table.of_buckets.get(bucket)
+    if match is None:
         try:
-            default_config(problem.simplified(), gpu)
-        except ConfigError as error:  # the same of the problem as it was asked for, whose sizes people know
-            raise NoKernelError(str(error)) from None
-        raise
+            match = table.best(bucket)
+        except NoKernelError:
+            try:
+                default_config(problem.simplified(), gpu)
+            except ConfigError as error:  # the same of the problem as it was asked for, whose sizes people know
+                raise NoKernelError(str(error)) from None
+            raise
+        if len(table.of_buckets) >= MAX_MATCHES:
+            table.of_buckets.clear()
+        table.of_buckets[bucket] = match
+    return match
 
 
 # Choosing
@@ -237,7 +243,7 @@ class _Table:
     def __init__(self, gpu: Gpu):
         self.gpu = gpu
         self.matches: dict[tuple, Match] = {}  # by exact sizes
-        self._of_buckets: dict[Problem, Match] = {}
+        self.of_buckets: dict[Problem, Match] = {}  # by the problem that represents it
         self._known: dict = {}  # by static part in bf16
 
     def known(self, problem: Problem) -> Known:
@@ -249,15 +255,6 @@ class _Table:
                 _log.warning("%d part(s) of the tuning database cannot be used; `autotune db check` says which and why. "
                              "The first: %s", len(known.complaints), known.complaints[0])
         return self._known[static]
-
-    def of_bucket(self, problem: Problem) -> Match:
-        """`best`, kept for other problems of the bucket that `problem` represents."""
-        match = self._of_buckets.get(problem)
-        if match is None:
-            if len(self._of_buckets) >= MAX_MATCHES:
-                self._of_buckets.clear()
-            match = self._of_buckets[problem] = self.best(problem)
-        return match
 
     def best(self, problem: Problem) -> Match:
         """The best match for `problem`, which is simplified and bucketed."""
@@ -313,8 +310,7 @@ def _minor(version: str) -> str:
 
 
 def _toolkit_here() -> str:
-    """Minor version of the NVRTC here, "" if none was loaded so far: that takes a second, and `Match.confirmed` knows it
-    anyway."""
+    """Minor version of the NVRTC here, "" if none was loaded so far: that takes a second, and `Match.confirmed` knows it."""
     compile = sys.modules.get(f"{__package__.partition('.')[0]}.cuda.compile")
     try:
         return _minor(compile.nvrtc_version()) if compile and compile.nvrtc_loaded() else ""

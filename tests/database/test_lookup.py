@@ -284,11 +284,11 @@ def test_a_match_is_kept_by_exact_sizes_and_chosen_once_for_a_bucket(problem):
     bucket = match.problem
     assert bucket == problem.simplified().bucketed() and lookup(problem, H200) is match
     table = module._TABLES[id(H200)]
-    assert list(table.matches) == [problem.values] and list(table._of_buckets) == [bucket]
+    assert list(table.matches) == [problem.values] and list(table.of_buckets) == [bucket]
     assert str(bucket) in match.why
     kernel, family = kernels.kernel_of(match.config), kernels.kernel_of(match.config).family
     other = lookup(bucket, H200)
-    assert list(table._of_buckets) == [bucket] and family(other.config) == family(match.config)
+    assert list(table.of_buckets) == [bucket] and family(other.config) == family(match.config)
     assert kernel.illegal(problem.simplified().static, match.config, H200) is None
 
 
