@@ -265,9 +265,7 @@ class _Table:
         found, foreign = self.compared(problem)
         if record and not known.points and not foreign:
             return self._exact(problem, record)
-        if not found:
-            self._default(problem)
-            raise AssertionError(f"the default of {problem} is not legal on {self.gpu.name}")
+        assert found, f"the default of {problem} is not legal on {self.gpu.name}"
         chosen = found[0]
         if chosen.support < SUPPORT and chosen.source is None:
             return Match(chosen.config, "default", "predicted", problem, self.gpu, None, *OF_DEFAULT, "", chosen)
