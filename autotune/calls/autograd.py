@@ -87,7 +87,7 @@ class Recorded:
             dsinks = torch.zeros_like(sinks)
             if dlse is not None:
                 dsinks += dlse.movedim(-2, 0).flatten(1).sum(1).to(sinks.dtype)
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), dsinks
+        return *(array.new_zeros(array.shape) for array in (q, k, v)), dsinks
 
 
 def attend(function, library, q, k, v, places: tuple, packed: gradients.Packed | None, *, bounds: Bounds, scale, softcap,

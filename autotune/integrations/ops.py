@@ -24,6 +24,7 @@ from ..calls.gradients import Packed
 from ..calls.varlenchecks import longest_of
 from ..core.masks import NUMBERS
 from ..device.arrays import AttentionError, TorchArrays, library_of
+from . import training
 
 MASK = "*, bool causal=False, SymInt left=-1, SymInt right=-1, float? scale=None, float softcap=0.0, Tensor? sinks=None, " \
        "Tensor? alibi_slopes=None, bool return_lse=False" + "".join(f", SymInt {name}=0" for name in NUMBERS)
@@ -132,6 +133,8 @@ def attention(q, k, v, *, out=None, **mask):
     q, k, v = _lowered(q, k, v)
     if _records_under_autocast(q, k, v, mask["sinks"]):
         return attend(dense.attention, library_of(q), q, k, v, (), None, out=out, **_bounded(mask))
+    if training.records(q, k, v, mask["sinks"], mask["alibi_slopes"]):
+        return training.attention(q, k, v, out=out, **mask)
     return _called("attention", out, (q, k, v), mask, dict(q=q, k=k, v=v))
 
 
@@ -142,6 +145,9 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
         places = (*(starts.contiguous() for starts in (cu_seqlens_q, cu_seqlens_k)),
                   longest_of("max_seqlen_q", max_seqlen_q, q.shape[0]), longest_of("max_seqlen_k", max_seqlen_k, k.shape[0]))
         return attend(varlen.attention_varlen, library_of(q), q, k, v, places, Packed(*places), out=out, **_bounded(mask))
+    if training.records(q, k, v, mask["sinks"], mask["alibi_slopes"]):
+        places = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), max_seqlen_q, max_seqlen_k)
+        return training.attention(q, k, v, places, out=out, **mask)
     inputs = q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     return _called("attention_varlen", out, inputs, mask, dict(q=q, k=k, v=v))
 
@@ -197,7 +203,7 @@ def _records_under_autocast(q, *others) -> bool:
 def _refuse_grad(**arrays) -> None:
     for name, array in arrays.items():
         if getattr(array, "requires_grad", False):
-            raise AttentionError(f"{name} requires grad, but autotune's operators record no gradients while torch compiles or exports: "
+            raise AttentionError(f"{name} requires grad, but this operator records no gradients while torch compiles or exports: "
                                  f"call under torch.no_grad(), pass {name}.detach(), or leave this call out of the graph")
 
 
