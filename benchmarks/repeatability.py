@@ -18,8 +18,7 @@ import _result
 from autotune.check.cases import Case, drawn_configs, serving
 from autotune.check.judge import Binaries
 from autotune.cuda import compile
-from autotune.check.verdict import Checker
-from autotune.check.inputs import Inputs
+from autotune.check.checkers import checker_of
 from autotune.check.numerics import bits, empty
 from autotune.core.problem import Problem
 from autotune.check.verify import runner
@@ -44,6 +43,10 @@ PROBLEMS = (
     "decode-fp16-b8-h28x4-q1-k9000-d128-page16",
     "decode-bf16-b2-h32x8-q1-k20000-d128-page64-kve4m3",
     "decode-bf16-b2-h64x8-q2-k3000-d64-causal-left127-sinks",
+    "backward-bf16-b2-h8x2-q1023-k1023-d128-causal-sinks-deterministic",
+    "backward-fp16-b1-h16x2-q2000-k2000-d64-causal-left127-deterministic",
+    "backward-bf16-b5-h8x2-q700-k900-d128-causal-varlen-deterministic",
+    "backward-bf16-b1-h4x4-q800-k700-d256-softcap30-deterministic",
 )
 
 
@@ -89,7 +92,7 @@ def differing(problem: Problem, run: Callable, runs: int) -> int:
     """How many of `runs` launches wrote other bits than the first; all if the first is wrong."""
     import cupy
 
-    checker = Checker(problem, [KIND], xp=cupy, sample=64)
+    checker = checker_of(problem, [KIND], xp=cupy, sample=64)
     verdict = checker(run)
     if not verdict.ok:
         print(f"{problem}: {verdict.message}", file=sys.stderr)
@@ -98,16 +101,13 @@ def differing(problem: Problem, run: Callable, runs: int) -> int:
     return repeat(cupy, checker.case(KIND)[0], run, runs)
 
 
-def repeat(cupy, inputs: Inputs, run: Callable, runs: int) -> int:
-    """How many of `runs` launches wrote other bits than the first."""
-    problem, (outer, rows) = inputs.problem, inputs.layout.rows
+def repeat(cupy, given, run: Callable, runs: int) -> int:
+    """How many of `runs` launches on `given`, `Inputs` or of a backward `GradientInputs`, wrote other bits than the first."""
     stream, other = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
     noise = cupy.zeros(NOISE_FLOATS, cupy.float32)
     cupy.cuda.Device().synchronize()
     with stream:
-        out = empty(cupy, (outer, rows, problem.heads_q, problem.head_dim_v), problem.out_dtype)
-        lse = cupy.empty((outer, problem.heads_q, rows), cupy.float32)
-        words = bits(out, problem.out_dtype), bits(lse, "fp32")
+        results, words = results_of(cupy, given)
         first: list = []
         count = cupy.zeros((), cupy.int64)
         for n in range(runs):
@@ -117,7 +117,7 @@ def repeat(cupy, inputs: Inputs, run: Callable, runs: int) -> int:
                     part += 1
             for word in words:
                 word.view(cupy.uint8).fill(POISON)
-            run(inputs, out, lse)
+            run(given, *results)
             if first:
                 count += sum((word != once).any() for word, once in zip(words, first)) > 0
             else:
@@ -125,6 +125,19 @@ def repeat(cupy, inputs: Inputs, run: Callable, runs: int) -> int:
     stream.synchronize()
     other.synchronize()
     return int(count)
+
+
+def results_of(cupy, given) -> tuple[tuple, tuple]:
+    """(what a launch is given to write, all of it as integers)"""
+    problem = given.problem
+    if problem.op == "backward":
+        gradients = given.empty_gradients()
+        words = [bits(array, problem.dtype) for array in gradients[:3]]
+        return (gradients, None), (*words, *([bits(gradients.dsinks, "fp32")] if gradients.dsinks is not None else []))
+    outer, rows = given.layout.rows
+    out = empty(cupy, (outer, rows, problem.heads_q, problem.head_dim_v), problem.out_dtype)
+    lse = cupy.empty((outer, problem.heads_q, rows), cupy.float32)
+    return (out, lse), (bits(out, problem.out_dtype), bits(lse, "fp32"))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ TOOLS = ("memcheck", "racecheck")
 PROBLEMS = ("forward-bf16-b1-h4x2-q150-k200-d64-causal", "forward-fp16-b1-h4x1-q100-k170-d128-causal-left60-sinks",
             "forward-bf16-b2-h4x2-q100-k300-d64-causal-page16",
             "decode-bf16-b2-h8x2-q1-k700-d64", "decode-fp16-b2-h10x2-q2-k450-d128-page16-sinks",
-            "decode-bf16-b2-h8x2-q1-k500-d64-page16-kve4m3", "decode-bf16-b1-h4x2-q1-k300-d256-kve4m3")
+            "decode-bf16-b2-h8x2-q1-k500-d64-page16-kve4m3", "decode-bf16-b1-h4x2-q1-k300-d256-kve4m3",
+            "backward-bf16-b1-h4x2-q150-k200-d64-causal-sinks", "backward-bf16-b1-h2x1-q1030-k1030-d128-causal",
+            "backward-fp16-b1-h2x2-q200-k170-d256-left60", "backward-bf16-b3-h4x2-q90-k90-d80-causal-varlen-softcap20")
 SUMMARY = re.compile(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+)")
 
 

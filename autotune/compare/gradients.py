@@ -93,8 +93,25 @@ def _ours(problem: Problem, bench: Bench, run) -> Backward:
                    alibi_slopes=slopes)
     places = run._places(given.inputs)
     if problem.kv == "varlen":
-        return _recorded(bench, run, lambda q, k, v: attention_varlen(q[0], k[0], v[0], **options, **places)[None], sinks)
-    return _recorded(bench, run, lambda q, k, v: attention(q, k, v, **options), sinks)
+        backward = _recorded(bench, run, lambda q, k, v: attention_varlen(q[0], k[0], v[0], **options, **places)[None], sinks)
+    else:
+        backward = _recorded(bench, run, lambda q, k, v: attention(q, k, v, **options), sinks)
+    return _alike(run.torch, backward) if problem.deterministic else backward
+
+
+def _alike(torch, backward: Backward) -> Backward:
+    """`backward` as it is under torch's deterministic setting, without what that writes to memory that is not initialised."""
+    def alike(i: int) -> tuple:
+        filled = torch.utils.deterministic.fill_uninitialized_memory
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        try:
+            return backward(i)
+        finally:
+            torch.utils.deterministic.fill_uninitialized_memory = filled
+            torch.use_deterministic_algorithms(False)
+
+    return alike
 
 
 def _recorded(bench: Bench, run, function: Callable, sinks=None) -> Backward:

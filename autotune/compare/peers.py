@@ -123,21 +123,25 @@ def _fa3(problem: Problem, sinks, places) -> Callable:
     return lambda q, k, v: _first(function(q, k, v, **options))
 
 
+def _fa4_rejects(problem: Problem) -> str | None:
+    packed_training = problem.op == "backward" and problem.kv == "varlen"
+    return _flash_rejects(replace(problem, kv="dense") if packed_training else problem)
+
+
 def _fa4(problem: Problem, sinks, places) -> Callable:
     import torch
-    from flash_attn.cute import flash_attn_func
+    from flash_attn import cute
 
     options = {"softcap": problem.softcap} if problem.softcap else {}
+    options |= {"causal": problem.causal, "window_size": (problem.window_left, problem.window_right)}
     if problem.deterministic:
         options["deterministic"] = True
     if sinks is not None:
         options["learnable_sink"] = sinks.to(torch.bfloat16)
 
-    def attend(q, k, v):
-        return _first(flash_attn_func(q, k, v, causal=problem.causal, window_size=(problem.window_left, problem.window_right),
-                                      **options))
-
-    return attend
+    if problem.kv == "varlen":
+        return lambda q, k, v: _first(cute.flash_attn_varlen_func(q[0], k[0], v[0], **places, **options))[None]
+    return lambda q, k, v: _first(cute.flash_attn_func(q, k, v, **options))
 
 
 def _first(result):
@@ -149,7 +153,7 @@ PEERS = {peer.name: peer for peer in (
     Peer("sdpa-cudnn", "torch", "pip install torch", _sdpa_rejects, _sdpa("CUDNN_ATTENTION")),
     Peer("fa3", "flash_attn_interface", "build it from the folder hopper/ of the flash-attention repository", _fa3_rejects, _fa3,
          _fa3_serves),
-    Peer("fa4", "flash_attn.cute", "pip install flash-attn-4", _flash_rejects, _fa4),
+    Peer("fa4", "flash_attn.cute", "pip install flash-attn-4", _fa4_rejects, _fa4),
 )}
 
 
