@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.check.judge import Unit, Verdict
-from autotune.check.strides import GapWritten, laid_out, written_as
-from autotune.check.verdict import Checker
+from autotune.check.judge import Unit, Verdict, checker_of, written
+from autotune.check.strides import GapWritten
 from autotune.core.config import Config
 from autotune.cuda import compile
 from autotune.kernels import kernel_of
@@ -50,7 +49,7 @@ class Simulated:
                 raise Found(str(simulation.findings[0]))
 
         try:
-            verdict = Checker(problem, unit.kinds, unit.seed, make=laid_out(unit.case.form))(written_as(unit.case.form, run))
+            verdict = checker_of(unit.case, problem, unit.kinds, unit.seed)(written(unit.case, run))
         except (Found, GapWritten, compile.CompileError) as error:
             return Verdict(False, float("inf"), f"{problem} ({kernel.name}): {error}")
         return Verdict(verdict.ok, verdict.worst_ratio, verdict.message)

@@ -1,8 +1,10 @@
-"""Are the forward kernels right? A seeded cover of pairs of features, all head dims, strides and lengths that broke kernels
-elsewhere, every kernel that serves each problem, its default config and random legal ones, all kinds of inputs, against float64.
+"""Are the forward or, with --backward, the backward kernels right? A seeded cover of pairs of features, all head dims, strides
+and lengths that broke kernels elsewhere, every kernel that serves each problem, its default config and random legal ones, all
+kinds of inputs, against float64.
 
     python benchmarks/correctness.py [--configs N] [--seconds S] [--seed S] [--out FILE]
     python benchmarks/correctness.py --simulate [--seconds S] ...       on the CPU: as many, in random order, as time allows
+    python benchmarks/correctness.py --backward [--simulate] ...        gradients
     python benchmarks/correctness.py --random SECONDS ...               random small problems and configs, decode steps too
 
 On the GPU the cover is always finished; random configs are drawn as long as its share of --seconds is ahead of the clock.
@@ -49,12 +51,13 @@ def main() -> int:
     if options.random:
         listed, units, limit = {}, random_units(gpu, options.seed, options.random, report.clock), options.random
     else:
-        cases, refused = cover(gpu, options.seed)
+        op = "backward" if options.backward else "forward"
+        cases, refused = cover(gpu, options.seed, op)
         report.expected = len(cases)
-        listed = {"not_served": unserved(refused, gpu), "not_served_by": refused}
+        listed = {"not_served": unserved(refused, gpu, op), "not_served_by": refused}
         units, limit = cover_units(cases, gpu, options, report), options.seconds if options.simulate else float("inf")
     cores = len(os.sched_getaffinity(0))
-    judges = cores if options.simulate else min(JUDGES, max(1, cores // 4))
+    judges = options.processes or cores if options.simulate else min(JUDGES, max(1, cores // 4))
     binaries = None if options.simulate else Binaries(gpu, max(1, cores - judges))
     run(units, binaries, [Simulated() if options.simulate else OnGpu() for _ in range(judges)], report.add, report.end,
         over=lambda: report.clock() > limit)
@@ -72,14 +75,21 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for all of it ({SECONDS:g})")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--backward", action="store_true", help="gradients, by the kernels of the backward")
+    parser.add_argument("--processes", type=int, help="with --simulate: so many at once (as many as there are cores)")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--simulate", action="store_true", help="on the CPU, on small problems of the same kind")
     how.add_argument("--random", type=float, metavar="SECONDS", help="random small problems for so long, instead of the cover")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.backward and options.random:
+        parser.error("--random draws forward problems and decode steps; --backward goes with the cover, or with --simulate")
+    return options
 
 
 def _file_name(options: argparse.Namespace) -> str:
-    return "correctness-simulated.yaml" if options.simulate else f"correctness{'-random' if options.random else ''}-h200.yaml"
+    if options.simulate:
+        return f"{'backward' if options.backward else 'correctness'}-simulated.yaml"
+    return f"{'backward-' if options.backward else ''}correctness{'-random' if options.random else ''}-h200.yaml"
 
 
 # What is checked
@@ -93,7 +103,7 @@ def cover_units(cases: list[Case], gpu: Gpu, options: argparse.Namespace, report
             return
         ahead = elapsed / options.seconds <= number / len(cases) if number else True
         report.without_random += not ahead and options.configs > 0
-        kinds = FEW_KINDS if options.simulate else kinds_of(case)
+        kinds = FEW_KINDS[:1 if options.backward else 2] if options.simulate else kinds_of(case)
         yield unit(case, serving(case, gpu), gpu, options.configs if ahead else 0, options.seed, kinds)
 
 

@@ -93,12 +93,12 @@ CASES: dict[str, tuple[tuple[str, dict], ...]] = {
     ),
     "backward_wgmma": (
         ("backward-bf16-b1-h2x1-q150-k200-d64-causal-sinks", dict(key_groups=2, key_queries=48, query_groups=2, query_keys=64)),
-        ("backward-fp16-b2-h2x1-q90-k90-d128-left20-varlen", dict(key_groups=2, key_queries=32, column_parts=2, query_groups=1,
-                                                                  query_keys=48)),
+        ("backward-fp16-b2-h2x1-q90-k90-d128-left20-varlen", dict(key_groups=2, key_queries=32, roles=2, query_groups=1,
+                                                                  query_keys=48, ahead=1)),
     ),
     "backward_fused": (
         ("backward-bf16-b1-h2x1-q200-k300-d64-causal-sinks", dict(key_groups=2, dq_parts=1, key_stages=2)),
-        ("backward-fp16-b2-h2x1-q190-k190-d80-left20", dict(key_groups=2, dq_parts=2, key_stages=1)),
+        ("backward-fp16-b2-h2x1-q190-k190-d80-left20", dict(key_groups=2, dq_parts=2, key_stages=1, ahead=0)),
     ),
 }
 

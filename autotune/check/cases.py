@@ -17,6 +17,7 @@ from ..core.problem import Problem, ProblemError
 from ..kernels import KERNELS
 from ..kernels.base import Kernel
 from ..kernels.decode.base import MAX_QUERIES
+from .reported import reported
 from .strides import FORMS, unreadable
 
 # (seqlen_q, seqlen_k) at which kernels elsewhere broke: one row or key, none, tails of every tile, Sq above and below Sk, caches.
@@ -45,7 +46,7 @@ RUNTIME: dict[str, tuple] = {
     "form": tuple(FORMS),
     "lengths": LENGTHS,
 }
-FACTORS = STATIC | RUNTIME
+FACTORS = {"forward": STATIC | RUNTIME, "backward": STATIC | RUNTIME | {"deterministic": (False, True)}}
 BELONGS_TO = {"window": ("mask", "window"), "page_size": ("kv", "paged")}
 
 TRIED = 200  # draws until a pair counts as one that a kernel does not serve
@@ -53,41 +54,6 @@ COMPARED = 30  # of those that are served: the one with most new pairs is kept
 
 HEAD_DIMS = range(16, 257, 8)
 ODD_HEAD_DIMS = ((1, 1), (7, 5), (33, 33), (100, 36), (300, 24), (512, 512))  # for the kernel that takes any
-
-# What broke elsewhere -> (problem, form of its arrays).
-REPORTED: dict[str, tuple[str, str]] = {
-    "rows without a key": ("forward-bf16-b1-h8x8-q2048-k1024-d128-causal", "packed"),
-    "right window beyond the keys": ("forward-fp16-b1-h4x4-q512-k128-d64-right1073741824", "packed"),
-    "right window as long as the queries": ("forward-fp16-b1-h4x4-q512-k128-d64-right511", "packed"),
-    "right window as long as the keys": ("forward-fp16-b1-h4x4-q512-k128-d64-right128", "packed"),
-    "a window of one key": ("forward-bf16-b1-h2x2-q300-k300-d64-causal-left0", "packed"),
-    "bottom-right causal": ("forward-bf16-b1-h1x1-q2-k5-d64-causal", "packed"),
-    "no key": ("forward-bf16-b1-h8x8-q64-k0-d128", "packed"),
-    "no key, causal": ("forward-fp16-b2-h8x2-q64-k0-d64-causal", "packed"),
-    "no key but a sink": ("forward-bf16-b1-h8x8-q64-k0-d64-causal-sinks", "packed"),
-    "offsets beyond 32 bits": ("forward-bf16-b400-h4x4-q10496-k128-d128", "packed"),
-    "more than 32768 keys, head dim 512": ("forward-bf16-b1-h1x1-q33728-k33728-d512", "packed"),
-    "more than 160000 keys": ("forward-bf16-b1-h2x1-q128-k170000-d96", "packed"),
-    "lse under grouped heads": ("forward-fp16-b1-h64x8-q256-k256-d128", "packed"),
-    "7 heads share keys": ("forward-bf16-b2-h28x4-q256-k256-d128-causal", "packed"),
-    "5 heads share keys": ("forward-bf16-b2-h40x8-q256-k256-d128-causal", "packed"),
-    "K strided, V not": ("forward-bf16-b2-h16x16-q62-k62-d128-causal", "unlike"),
-    "heads before rows, D 256": ("forward-bf16-b1-h32x32-q8192-k8192-d256", "heads_first"),
-    "a tail of one row": ("forward-fp16-b2-h8x8-q1025-k1025-d64-causal", "packed"),
-    "softcap, large logits": ("forward-bf16-b1-h8x4-q500-k500-d128-softcap50", "packed"),
-    "softcap, then the mask": ("forward-bf16-b1-h8x4-q500-k600-d256-causal-left200-softcap15", "packed"),
-    "causal as a window": ("forward-bf16-b2-h8x8-q1024-k1024-d128-causal", "packed"),
-    "128 heads of 192 and 128": ("forward-bf16-b1-h128x128-q1024-k1024-d192x128-causal", "packed"),
-    "D 256 in a batch": ("forward-bf16-b3-h16x2-q500-k500-d256-causal", "packed"),
-    "D 96": ("forward-fp16-b1-h8x8-q2048-k8192-d96", "packed"),
-    "odd length under a group": ("forward-bf16-b2-h12x4-q1023-k1023-d128-causal", "packed"),
-    "alibi, more keys than queries": ("forward-bf16-b2-h8x8-q113-k203-d64-causal-alibi", "packed"),
-    "alibi, not causal": ("forward-fp16-b2-h6x6-q203-k113-d128-alibi", "packed"),
-    "packed, empty sequences": ("forward-bf16-b4-h4x1-q2048-k5120-d256-causal-varlen", "packed"),
-    "packed, two long sequences": ("forward-bf16-b3-h32x32-q1023-k2044-d128-causal-varlen", "packed"),
-    "packed, few keys": ("forward-fp16-b3-h1x1-q146-k3-d32-causal-varlen", "packed"),
-}
-
 
 class Case(NamedTuple):
     """A problem and the form of its arrays (`strides.FORMS`)."""
@@ -108,46 +74,46 @@ def serves(kernel: Kernel, case: Case, gpu: Gpu) -> bool:
     return kernel.reject(case.problem, gpu) is None and unreadable(case.form, case.problem, kernel) is None
 
 
-def cover(gpu: Gpu, seed: int) -> tuple[list[Case], dict[str, list[str]]]:
-    """(cases, kernel -> what it does not serve). For each forward kernel the cases that it serves hold every pair of values of
+def cover(gpu: Gpu, seed: int, op: str = "forward") -> tuple[list[Case], dict[str, list[str]]]:
+    """(cases, kernel -> what it does not serve). For each kernel of `op` the cases that it serves hold every pair of values of
     two factors that it can serve, every multiple of 8 as a head dim twice, and what was reported; in a random order."""
     rng = random.Random(seed)
-    draws = _Draws(rng, gpu)
+    draws = _Draws(rng, gpu, op)
     refused = {}
     for kernel in KERNELS.values():
         if any(draws.serves(kernel, draws.values({})) for _ in range(TRIED)):
             refused[kernel.name] = draws.cover_pairs_of(kernel)
     for head_dims in [*((d, d) for d in HEAD_DIMS), *((d, rng.choice(HEAD_DIMS)) for d in HEAD_DIMS), *ODD_HEAD_DIMS]:
         draws.add_most_served({"head_dims": head_dims})
-    cases = draws.cases + [Case(Problem.parse(text), form) for text, form in REPORTED.values()]
+    cases = draws.cases + [Case(Problem.parse(text), form) for text, form in reported(op).values()]
     cases = list(dict.fromkeys(case for case in cases if serving(case, gpu)))
     rng.shuffle(cases)
     return cases, refused
 
 
-def unserved(refused: dict[str, list[str]], gpu: Gpu) -> list[str]:
+def unserved(refused: dict[str, list[str]], gpu: Gpu, op: str = "forward") -> list[str]:
     """What no kernel serves: of what `cover` says of each, what all say, and reported cases."""
     common = set.intersection(*map(set, refused.values())) if refused else set()
-    reported = [f"{what}: {text}" for what, (text, form) in REPORTED.items() if not serving(Case(Problem.parse(text), form), gpu)]
-    return sorted(common) + reported
+    left = [f"{what}: {text}" for what, (text, form) in reported(op).items() if not serving(Case(Problem.parse(text), form), gpu)]
+    return sorted(common) + left
 
 
 class _Draws:
     """Draws assignments of values to factors, of which problems are made, and keeps those that add to the cover."""
 
-    def __init__(self, rng: random.Random, gpu: Gpu):
-        self._rng, self._gpu = rng, gpu
+    def __init__(self, rng: random.Random, gpu: Gpu, op: str):
+        self._rng, self._gpu, self._op, self._factors = rng, gpu, op, FACTORS[op]
         self._chosen: list[dict] = []
         self._statics: list[dict] = []
 
     @property
     def cases(self) -> list[Case]:
-        return [_case(values) for values in self._chosen]
+        return [_case(values, self._op) for values in self._chosen]
 
     def values(self, fixed: dict, statics: list[dict] | None = None) -> dict:
         """A random assignment with the values of `fixed`, if given with the static part of one of `statics`."""
         fixed = {**fixed, **{BELONGS_TO[name][0]: BELONGS_TO[name][1] for name in fixed if name in BELONGS_TO}}
-        values = {name: self._rng.choice(options) for name, options in FACTORS.items()}
+        values = {name: self._rng.choice(options) for name, options in self._factors.items()}
         like = [s for s in statics or () if all(s.get(name, value) == value for name, value in fixed.items())]
         values |= self._rng.choice(like) if like else {}
         values |= fixed
@@ -157,14 +123,14 @@ class _Draws:
         return values
 
     def serves(self, kernel: Kernel, values: dict) -> bool:
-        case = _case(values)
+        case = _case(values, self._op)
         return case is not None and serves(kernel, case, self._gpu)
 
     def cover_pairs_of(self, kernel: Kernel) -> list[str]:
         """Adds what `kernel` lacks of its pairs. Returns the values and pairs that it does not serve."""
-        refused = [(name, value) for name, options in FACTORS.items() for value in options
+        refused = [(name, value) for name, options in self._factors.items() for value in options
                    if not any(self.serves(kernel, self.values({name: value})) for _ in range(TRIED))]
-        usable = {name: tuple(value for value in options if (name, value) not in refused) for name, options in FACTORS.items()}
+        usable = {name: tuple(value for value in options if (name, value) not in refused) for name, options in self._factors.items()}
         static = {name: options for name, options in usable.items() if name in STATIC}
         chosen, _ = self._cover(kernel, static, self._statics, None)
         self._statics += [{name: values[name] for name in STATIC} for values in chosen]
@@ -198,8 +164,8 @@ class _Draws:
 
     def add_most_served(self, fixed: dict) -> None:
         """Adds the one of some random assignments that most kernels serve."""
-        drawn = [values for values in (self.values(fixed) for _ in range(TRIED)) if _case(values)]
-        self._chosen.append(max(drawn, key=lambda values: len(serving(_case(values), self._gpu))))
+        drawn = [values for values in (self.values(fixed) for _ in range(TRIED)) if _case(values, self._op)]
+        self._chosen.append(max(drawn, key=lambda values: len(serving(_case(values, self._op), self._gpu))))
 
 
 def _possible_pairs(factors: dict) -> list[tuple]:
@@ -218,25 +184,25 @@ def _owned(pair: tuple) -> tuple:
 
 
 def _pairs(values: dict) -> set[tuple]:
-    """Of an assignment whose factors stand in the order of `FACTORS`, as all do."""
+    """Of an assignment whose factors stand in their order, as all do."""
     return set(itertools.combinations(values.items(), 2))
 
 
-def _case(values: dict) -> Case | None:
-    return _cached_case(tuple(sorted(values.items())))
+def _case(values: dict, op: str = "forward") -> Case | None:
+    return _cached_case(tuple(sorted(values.items())), op)
 
 
 @lru_cache(maxsize=None)
-def _cached_case(items: tuple) -> Case | None:
+def _cached_case(items: tuple, op: str) -> Case | None:
     """None if there is no such problem."""
     v = dict(items)
     (head_dim, head_dim_v), (heads_q, heads_kv), (seqlen_q, seqlen_k) = v["head_dims"], v["heads"], v["lengths"]
     bounds = Bounds(*v["window"]) if "window" in v else telling(v["mask"], seqlen_k)
     try:
-        return Case(Problem(dtype=v["dtype"], batch=v["batch"], heads_q=heads_q, heads_kv=heads_kv, seqlen_q=seqlen_q,
+        return Case(Problem(op=op, dtype=v["dtype"], batch=v["batch"], heads_q=heads_q, heads_kv=heads_kv, seqlen_q=seqlen_q,
                             seqlen_k=seqlen_k, head_dim=head_dim, head_dim_v=head_dim_v, **bounds._asdict(),
                             softcap=v["softcap"], alibi=v["alibi"], sinks=v["sinks"], kv=v["kv"],
-                            page_size=v.get("page_size", 0)), v["form"])
+                            page_size=v.get("page_size", 0), deterministic=v.get("deterministic", False)), v["form"])
     except ProblemError:
         return None
 

@@ -8,7 +8,7 @@ where another order of the same sums is not: the rounding of P and dS, taken as 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Iterator, NamedTuple, Sequence
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -61,23 +61,23 @@ class GradientInputs:
 
 
 def make_gradient_inputs(problem: Problem, kind: str, seed: int = 0, xp=np, sequences: Sequence[tuple[int, int]] | None = None,
-                         exact: bool = True) -> GradientInputs:
-    """Inputs of `kind` for a backward, allocated by `xp`. Where not `exact`, which is enough for timing, out and lse are of the
-    size that they would have, but nobody computed them."""
-    inputs = make_inputs(problem, kind, seed, xp, sequences)
-    make = _Generator(xp, seed + 1)
+                         exact: bool = True, make: Callable[..., Inputs] = make_inputs) -> GradientInputs:
+    """Inputs of `kind` for a backward, allocated by `xp`; `make` makes the forward's. Where not `exact`, which is enough for timing,
+    out and lse are of the size that they would have, but nobody computed them."""
+    inputs = make(problem, kind, seed, xp) if sequences is None else make(problem, kind, seed, xp, sequences)
+    drawn = _Generator(xp, seed + 1)
     shape = (*inputs.layout.rows, problem.heads_q, problem.head_dim_v)
-    dout = make.normal(shape, problem.dtype, 4.0 if kind == "large" else 1.0)
+    dout = drawn.normal(shape, problem.dtype, 4.0 if kind == "large" else 1.0)
     if kind == "mixed":  # one block of 64 rows in 4 has no gradient
         words = bits(dout, problem.dtype)
         turn = (xp.arange(shape[1]).reshape(-1, 1) // ROWS + xp.arange(shape[2])) % 4
         words[...] = xp.where((turn == 3)[None, :, :, None], words.dtype.type(0), words)
     lse_shape = (shape[0], shape[2], shape[1])
-    dlse = make.normal(lse_shape, "fp32", 1.0) if kind in DLSE_KINDS else None
+    dlse = drawn.normal(lse_shape, "fp32", 1.0) if kind in DLSE_KINDS else None
     if exact:
         out, lse = _forward(inputs, shape, lse_shape)
     else:
-        out = make.normal(shape, problem.dtype, 0.1)
+        out = drawn.normal(shape, problem.dtype, 0.1)
         lse = xp.full(lse_shape, np.log(max(problem.visible_pairs / max(problem.seqlen_q, 1), 1)) + 0.5, np.float32)
     return GradientInputs(inputs, out, lse, dout, dlse)
 

@@ -14,11 +14,12 @@ from typing import Callable, Iterable, NamedTuple, Sequence
 
 from ..core.config import Config
 from ..core.gpu import Gpu
-from ..core.problem import Static
+from ..core.problem import Problem, Static
 from ..cuda import compile
 from ..kernels import kernel_of
 from .cases import Case
-from .strides import GapWritten, laid_out, written_as
+from .gradverdict import GradientChecker
+from .strides import GapWritten, gradients_laid_out, gradients_written_as, laid_out, written_as
 from .verdict import Checker
 
 POOL_BYTES = 8 << 30  # of freed device memory that a process keeps
@@ -47,6 +48,18 @@ class Unit:
     seed: int
 
 
+def checker_of(case: Case, problem: Problem, *more) -> Checker | GradientChecker:
+    """A checker of `problem` on arrays of the case's form."""
+    if problem.op == "backward":
+        return GradientChecker(problem, *more, make=gradients_laid_out(case.form))
+    return Checker(problem, *more, make=laid_out(case.form))
+
+
+def written(case: Case, run: Callable) -> Callable:
+    """`run`, whose results are of the case's form."""
+    return (gradients_written_as if case.problem.op == "backward" else written_as)(case.form, run)
+
+
 class Judge:
     """Lives in a worker process and owns CUDA device `device`. Inputs and references of the last case are kept."""
 
@@ -57,7 +70,7 @@ class Judge:
         cupy.cuda.Device(device).use()
         cupy.cuda.runtime.free(0)
         self._key: tuple = ()
-        self._checker: Checker | None = None
+        self._checker: Checker | GradientChecker | None = None
 
     def check(self, case: Case, config: Config, binary, kinds: tuple[str, ...], seed: int) -> Verdict:
         """Errors of CUDA pass through: the process is then of no more use."""
@@ -66,7 +79,7 @@ class Judge:
 
         self._open(case, kinds, seed)
         try:
-            verdict = self._checker(written_as(case.form, runner(case.problem, config, binary, self._device)))
+            verdict = self._checker(written(case, runner(case.problem, config, binary, self._device)))
         except GapWritten as error:
             return Verdict(False, float("inf"), str(error))
         launch.load(binary, self._device).unload()
@@ -80,7 +93,7 @@ class Judge:
         if pool.total_bytes() > POOL_BYTES:
             pool.free_all_blocks()
         sample = SAMPLE if case.problem.flops > SAMPLED_ABOVE_FLOPS else None
-        self._checker = Checker(case.problem, kinds, seed, self._cupy, sample, laid_out(case.form))
+        self._checker = checker_of(case, case.problem, kinds, seed, self._cupy, sample)
         self._key = case, kinds, seed
 
 

@@ -11,6 +11,7 @@ from typing import Callable
 
 import numpy as np
 
+from .gradients import GradientInputs, Gradients, make_gradient_inputs
 from .inputs import Inputs, make_inputs
 from .numerics import bits, empty
 from ..core.problem import Problem
@@ -105,14 +106,46 @@ def written_as(name: str, run: Callable) -> Callable:
         dtype = inputs.problem.out_dtype
         storage, view = _room(inputs.xp, out.shape, dtype, form)
         run(inputs, view, lse)
-        word, target = bits(view, dtype), bits(out, dtype)
-        target[...] = word
-        poison = ALL_ONES[word.itemsize]
-        word[...] = poison
-        if bool((bits(storage, dtype) != poison).any()):
-            raise GapWritten(f"memory between the elements of out was written (form {name})")
+        _take(out, storage, view, dtype, f"out was written (form {name})")
 
     return strided
+
+
+def gradients_laid_out(name: str) -> Callable[..., GradientInputs]:
+    """`make_gradient_inputs` with q, k and v in form `name`, dout as q and out as a forward would write it."""
+
+    def make(problem: Problem, kind: str, seed: int = 0, xp=np) -> GradientInputs:
+        given = make_gradient_inputs(problem, kind, seed, xp, make=laid_out(name))
+        return replace(given, dout=_moved(xp, given.dout, problem.dtype, FORMS[name][0]),
+                       out=_moved(xp, given.out, problem.dtype, FORMS[name][3]))
+
+    return make
+
+
+def gradients_written_as(name: str, run: Callable) -> Callable:
+    """`written_as` for ``run(given, gradients, None)``: dq, dk and dv in the forms of q, k and v, where those can be written."""
+    forms = [form if form.mappable else PACKED for form in FORMS[name][:3]]
+    if all(form == PACKED for form in forms):
+        return run
+
+    def strided(given: GradientInputs, gradients: Gradients, _) -> None:
+        dtype, xp = given.problem.dtype, given.inputs.xp
+        rooms = [_room(xp, array.shape, dtype, form) for array, form in zip(gradients, forms)]
+        run(given, Gradients(*(view for _, view in rooms), gradients.dsinks), None)
+        for array, (storage, view), of in zip(gradients, rooms, Gradients._fields):
+            _take(array, storage, view, dtype, f"{of} was written (form {name})")
+
+    return strided
+
+
+def _take(array, storage, view, dtype: str, what: str) -> None:
+    """Moves what a kernel wrote in `view` to `array`, and looks into the gaps of its storage."""
+    word, target = bits(view, dtype), bits(array, dtype)
+    target[...] = word
+    poison = ALL_ONES[word.itemsize]
+    word[...] = poison
+    if bool((bits(storage, dtype) != poison).any()):
+        raise GapWritten(f"memory between the elements of {what}")
 
 
 def _moved(xp, array, dtype: str, form: Form):

@@ -1,7 +1,7 @@
 """Writes ``generated/``: what of templates/ and a database is there to be read.
 
 ``<kernel>-<kind>.cu`` is one source for each kernel and kind of problem (`Static.kind`) of which a record ships on any GPU:
-that of the largest problem's winner. An op without records is there with a default. ``<gpu>.md`` has the winners of one GPU;
+that of the largest problem's winner. ``<gpu>.md`` has the winners of one GPU;
 their sources differ in head dims and in what their configs say, and `autotune source PROBLEM` prints them. So a tuned GPU
 adds a table. The folder is a function of templates/ and the database: `check` says where it is not. Needs NVRTC, for the
 resources in the headers, and no GPU.
@@ -13,18 +13,17 @@ import os
 import textwrap
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Callable
 
 from . import winners
 from ..cuda import compile
-from ..core.config import Config, ConfigError
+from ..core.config import Config
 from ..core.gpu import Gpu
-from ..core.problem import OPS, Problem, ProblemError
+from ..core.problem import Problem
 from ..database import view
 from ..database.view import DatabaseError
-from ..kernels import default_config, kernel_of
+from ..kernels import kernel_of
 from ..kernels.base import Kernel
 from ..database.record import Record
 
@@ -105,24 +104,7 @@ def _examples(records: list[Record]) -> dict[str, tuple[Problem, Config, Gpu, st
         if name not in found:
             gpu = _gpu_of(record)
             found[name] = record.problem, record.config, gpu, f"the winner of {record.problem} on {gpu.name}; <gpu>.md has others"
-    for op in OPS:
-        if ordered and not any(record.problem.op == op for record in ordered):
-            found |= _default_of(op, ordered, _gpu_of(ordered[0]))
     return found
-
-
-def _default_of(op: str, records: list[Record], gpu: Gpu) -> dict[str, tuple[Problem, Config, Gpu, str]]:
-    """What an op without records is shown with: the default of the plainest problem of `records`, of those the largest, as one
-    of `op`, that there is."""
-    for record in sorted(records, key=lambda record: len(record.problem.static.kind) - len(record.problem.op)):
-        try:
-            problem = replace(record.problem, op=op)
-            config = default_config(problem, gpu)
-        except (ProblemError, ConfigError):
-            continue
-        what = f"the default of {problem} on {gpu.name}: no record of such a problem ships"
-        return {winners.file_name(kernel_of(config), problem.static.kind): (problem, config, gpu, what)}
-    return {}
 
 
 def _gpu_of(record: Record) -> Gpu:

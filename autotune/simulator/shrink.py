@@ -28,18 +28,18 @@ def tile_of(config: Config) -> tuple[int, int]:
 
 
 def shrunk(problem: Problem, config: Config) -> Problem:
-    """`problem` with at most 2 key/value heads, 2 blocks of rows and 4 tiles of keys, the last ones ragged; with one batch entry,
-    or 3 sequences if each has its own length.
+    """`problem` with at most 2 key/value heads, 2 blocks of rows and 4 tiles of keys (of a backward 2
+    blocks), the last ones ragged; with one batch entry, or 3 sequences if each has its own length.
 
     What is compiled in stays, and so do page size, sinks and queries of a decode step. What the mask hides shrinks with the lengths,
     so that each bound still hides or shows keys that it did.
     """
     rows, keys = tile_of(config)
-    decode = problem.op == "decode"
+    decode, backward = problem.op == "decode", problem.op == "backward"
     sizes = {"batch": min(problem.batch, 3 if decode or problem.packed else 1), "heads_kv": min(problem.heads_kv, 2)}
-    sizes["heads_q"] = sizes["heads_kv"] * (problem.group if decode else min(problem.group, 3))
+    sizes["heads_q"] = sizes["heads_kv"] * (problem.group if decode else min(problem.group, 2 if backward else 3))
     sizes["seqlen_q"] = problem.seqlen_q if decode else min(problem.seqlen_q, rows + rows // 2 + 5)
-    sizes["seqlen_k"] = min(problem.seqlen_k, (12 if decode else 3) * keys + keys // 2 + 3)
+    sizes["seqlen_k"] = min(problem.seqlen_k, (12 if decode else 1 if backward else 3) * keys + keys // 2 + 3)
     bounds = problem.bounds.shrunk(keys, (problem.seqlen_q, problem.seqlen_k), (sizes["seqlen_q"], sizes["seqlen_k"]))
     sizes |= bounds._asdict()
     assert sizes.keys() == SIZES, f"no rule says how {', '.join(sizes.keys() ^ SIZES)} shrinks"

@@ -10,13 +10,15 @@ DEVICE void load_boxes(Tile tile, int tile_row, const TensorMap& map, u32 barrie
             tma_load(tile.base + panel * Tile::PANEL_BYTES + (tile_row + r) * 128, map, barrier, panel * 64, row + r, head, batch, hint);
 }
 
-// Starts C = A B^T of 64 rows of A from `row` on and all rows of B, over COLUMNS columns that both have.
+// Starts C = A B^T of 64 rows of A from `row` on and all rows of B, over COLUMNS columns that both have. Descriptors of an A that
+// stays are made each time: hoisted out of a loop they would be 4 registers for each 16 columns.
 template <int COLUMNS, int TILES, typename ATile, typename BTile>
 DEVICE void start_transposed(float (&c)[TILES][4], const ATile& a, int row, const BTile& b) {
+    const u32 rows = a.base + opaque(row) * 128;
     wgmma_fence();
 #pragma unroll
     for (int d = 0; d < ceil_div(COLUMNS, 16); ++d)
-        wgmma_qk(c, descriptor_advance(descriptor_k_major(a.base + row * 128 + d / 4 * ATile::PANEL_BYTES), d % 4 * 32),
+        wgmma_qk(c, descriptor_advance(descriptor_k_major(rows + d / 4 * ATile::PANEL_BYTES), d % 4 * 32),
                  descriptor_advance(descriptor_k_major(b.base + d / 4 * BTile::PANEL_BYTES), d % 4 * 32), d > 0);
     wgmma_commit();
 }
@@ -33,6 +35,13 @@ template <int STEPS, int TILES> DEVICE void pack(u32 (&a)[STEPS][4], const float
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) c_to_a<Element>(a[k], c[2 * k], c[2 * k + 1]);
 }
+template <int STEPS, int TILES> DEVICE void pack_products(u32 (&a)[STEPS][4], float (&c)[TILES][4], const float (&factors)[TILES][4]) {
+#pragma unroll
+    for (int n = 0; n < TILES; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[n][i] *= factors[n][i];
+    pack(a, c);
+}
 
 // Zeroes rows [first, end) of a tile that the copy engine has filled with what no row of this block may meet: 0 * NaN is NaN. All
 // threads of a group call it.
@@ -48,7 +57,7 @@ template <int ROWS, int COLUMNS> DEVICE void zero_rows(const SmemTile<ROWS, COLU
 template <int ROWS, int COLUMNS, int TILES>
 DEVICE void store_rows(const SmemTile<ROWS, COLUMNS>& tile, int row, int chunk, const float (&c)[TILES][4], float factor, Element* to,
                        i64 row_stride, int rows) {
-    const int warp_row = row + thread_id() % WARPGROUP_SIZE / WARP_SIZE * 16;
+    const int warp_row = opaque(row + thread_id() % WARPGROUP_SIZE / WARP_SIZE * 16);
 #pragma unroll
     for (int n = 0; n < TILES; ++n)
 #pragma unroll

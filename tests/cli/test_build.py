@@ -76,7 +76,6 @@ def generated(tmp_path):
 @pytest.fixture
 def recorded_only(monkeypatch):
     """Without the source of an op that has no record: it takes a compile."""
-    monkeypatch.setattr(build, "OPS", ("forward",))
 
 
 def test_one_source_for_each_kind_of_problem_and_one_table_for_each_gpu(root, generated, recorded_only):
@@ -113,19 +112,6 @@ def test_one_source_for_each_kind_of_problem_and_one_table_for_each_gpu(root, ge
     assert rows[small.text][column("gain")] == "-"
     assert f"[forward-bf16-causal]({name}-causal.cu)" in texts["nvidia-h200.md"] and build.MARK in texts["half-h200.md"]
     assert PROBLEM.text in texts["half-h200.md"] and f"|{full.text}|" not in texts["half-h200.md"]
-
-
-def test_an_op_without_records_is_shown_with_a_default(root, monkeypatch):
-    monkeypatch.setattr(compile, "build", rendered_only)
-    database.write([record(sha="0" * 64)], root)
-    shown = dataclasses.replace(PROBLEM, op="backward")
-    default = kernels.default_config(shown, H200)
-    name = Path(f"{default.kernel}-backward-bf16-causal.cu")  # none of decode: those are too many queries
-    texts = build.sources(root)
-    assert list(texts) == sorted([name, Path(f"{KERNEL.name}-forward-bf16-causal.cu"), Path("nvidia-h200.md")])
-    words = " ".join(texts[name].replace("//", " ").split())
-    assert str(default).partition(" ")[2].partition(" longest_first")[0] in words
-    assert f"the default of {shown} on nvidia-h200: no record" in words
 
 
 def rendered_only(static, config, gpu):

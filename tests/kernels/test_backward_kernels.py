@@ -98,22 +98,53 @@ def test_mma_parameters_on_the_simulator(values):
     assert (verdict := simulator.verify(asked, config, seeds=range(2), kinds=["mixed", "needles"])).ok, verdict.message
 
 
-@pytest.mark.parametrize("values", [dict(key_groups=1, query_groups=1, key_stages=1, query_stages=1),
-                                    dict(key_groups=2, key_queries=16, query_groups=3, query_keys=32, key_stages=3, query_stages=3),
-                                    dict(key_groups=2, column_parts=2, key_queries=80, query_keys=112)])
+@pytest.mark.parametrize("values", [dict(key_groups=1, query_groups=1, key_stages=1, query_stages=1, ahead=0),
+                                    dict(key_queries=16, query_groups=3, query_keys=32, key_stages=3, query_stages=3, ahead=2),
+                                    dict(roles=2, key_queries=48, query_keys=112, ahead=1)])
 def test_wgmma_parameters_on_the_simulator(values):
-    asked = problem("bf16-b1-h2x1-q250-k240-d128-causal-sinks")
+    asked = problem("bf16-b1-h2x1-q210-k200-d72-causal-sinks")
     config = WGMMA.config(asked.static, {**WGMMA.default(asked, H200).values, **values})
     assert WGMMA.illegal(asked.static, config, H200) is None
-    assert (verdict := simulator.verify(asked, config, seeds=range(2), kinds=["mixed", "needles"])).ok, verdict.message
+    assert (verdict := simulator.verify(asked, config, seeds=range(2), kinds=["mixed"])).ok, verdict.message
 
 
-@pytest.mark.parametrize("values", [dict(key_groups=1, dq_parts=1, key_stages=1), dict(dq_parts=1), dict(dq_parts=2, key_stages=3)])
+def roles_of(asked, **values):
+    return WGMMA.config(asked.static, {**WGMMA.default(asked, H200).values, "roles": 2, "key_queries": 32, **values})
+
+
+@pytest.mark.parametrize("text", ["fp16-b1-h1x1-q70-k65-d256-softcap20", "bf16-b2-h2x1-q90-k60-d136x200-left30-varlen-alibi"])
+def test_roles_share_keys_of_wide_heads(text):
+    asked = problem(text)
+    assert WGMMA.default(asked, H200)["roles"] == 2
+    assert (verdict := simulator.verify(asked, WGMMA.default(asked, H200), kinds=["mixed", "masked_nan"])).ok, verdict.message
+
+
+def test_a_handover_without_its_barrier_is_found():
+    asked = problem("bf16-b1-h1x1-q200-k64-d32")
+    config, given = roles_of(asked), make_gradient_inputs(asked, "random", 0)
+    source, line = simulator.host_source(asked, config), "named_barrier_sync(FILLED + buffer, THREADS);"
+    assert source.count(line) == 1
+    mutant = source.replace(line, line.replace("_sync", "_arrive"))  # P is read before it is there
+    found = [simulator.simulate(asked, config, given, given.empty_gradients(), None, seed, source=mutant) for seed in range(3)]
+    assert any(not simulation.ok for simulation in found)
+
+
+def test_buffers_of_a_handover_are_read_before_they_are_written_again():
+    asked = problem("bf16-b1-h2x1-q300-k64-d16")
+    given = make_gradient_inputs(asked, "random", 0)
+    for seed in range(6):
+        simulation = simulator.simulate(asked, roles_of(asked), given, given.empty_gradients(), None, seed)
+        assert simulation.ok, simulation.findings[0]
+    assert "key_stages of 2" in WGMMA.illegal(asked.static, roles_of(asked, key_stages=3), H200)
+
+
+@pytest.mark.parametrize("values", [dict(key_groups=1, dq_parts=1, key_stages=1, ahead=0), dict(dq_parts=1, ahead=1),
+                                    dict(dq_parts=2, key_stages=3, ahead=2)])
 def test_fused_parameters_on_the_simulator(values):
-    asked = problem("bf16-b1-h2x1-q250-k240-d80-causal-sinks")
+    asked = problem("bf16-b1-h2x1-q210-k200-d72-causal-sinks")
     config = FUSED.config(asked.static, {**FUSED.default(asked, H200).values, **values})
     assert FUSED.illegal(asked.static, config, H200) is None
-    assert (verdict := simulator.verify(asked, config, seeds=range(3), kinds=["mixed", "needles"])).ok, verdict.message
+    assert (verdict := simulator.verify(asked, config, seeds=range(2), kinds=["mixed"])).ok, verdict.message
 
 
 def test_three_groups_take_turns():

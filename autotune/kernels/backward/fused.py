@@ -1,4 +1,4 @@
-"""`backward_fused`: gradients of attention for Hopper in five products: blocks of keys add what they know of dQ to sums in fp32."""
+"""`backward_fused`: gradients of attention for Hopper in five products: blocks of keys add their part of dQ to sums in fp32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ..forward.wgmma import WARPGROUP_SIZE, _multiply
 from ..limits import registers_exceeded, shared_memory_exceeded
 from .base import ROWS_THREADS
 from .mma import PANEL, _tiles
-from .wgmma import GROUP_ROWS, HopperBackward, group_registers, loader_registers
+from .wgmma import (AHEAD, EXPOSED, GROUP_ROWS, WGMMA_TYPES, HopperBackward, group_registers, key_tile_registers,
+                    loader_registers, stages)
 
 KEY_QUERIES = 64  # queries of a tile: M of the product that gives dQ
 CONVERT_THREADS = 128
@@ -26,11 +27,12 @@ def shared_memory(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | Non
 
 
 def registers(static: Static, v: Mapping[str, Value], gpu: Gpu) -> str | None:
-    """What is live at once, plus 24 for addresses and statistics, 56 of packed sequences: dK and dV with scores, dP and P of a tile,
-    or with dS and the part of dQ; with the soft cap its derivative too."""
-    gradients, tile = (static.head_dim + static.head_dim_v) // 2, 5 + (3 if static.softcap else 0)
-    live = gradients + max(KEY_QUERIES * tile // 4, KEY_QUERIES // 4 + dq_columns(static, v) // 2)
-    return registers_exceeded(live + (56 if static.packed else 24), group_registers(static, v["key_groups"], gpu["registers_per_sm"]))
+    """What is live at once, plus 24 for addresses and statistics, 56 of packed sequences: dK and dV with a tile, or with dS, the
+    part of dQ and what is ahead."""
+    tile, ahead = key_tile_registers(static, KEY_QUERIES, v["ahead"]), v["ahead"] * KEY_QUERIES // 2
+    live = (static.head_dim + static.head_dim_v) // 2 + max(tile, KEY_QUERIES // 4 + dq_columns(static, v) // 2 + ahead)
+    available = group_registers(static, v["key_groups"], gpu["registers_per_sm"])
+    return registers_exceeded(live + (56 if static.packed else 24), available)
 
 
 def dq_columns(static: Static, v: Mapping[str, Value]) -> int:
@@ -61,13 +63,14 @@ class BackwardFused(HopperBackward):
     summary = "Hopper: TMA, wgmma, specialised warps; dQ by sums in fp32, whose last bits differ from call to call"
     parameters = (
         Parameter("key_groups", (1, 2, 3), "compile", "multiplying warpgroups of a block, 64 keys each"),
-        Parameter("dq_parts", (1, 2), "compile", "groups that each multiply a part of dQ's columns; 1: one group at a time, by turns"),
+        Parameter("dq_parts", (1, 2), "compile", "groups that each multiply a part of dQ's columns; 1: one group, by turns"),
         Parameter("key_stages", (1, 2, 3), "compile", "buffers of Q and dO"),
+        AHEAD,
         Parameter("key_smem_bytes", (), "compile", "dynamic shared memory of backward_keys", derived=True),
         Parameter("longest_first", (True, False), "launch", "start the last query rows first"),
         Parameter("head_group", (1, 2, 4, 8, 16, 32, 64), "launch", "heads that run together, to share L2"),
     )
-    rules = (parts_of_dq, shared_memory, registers)
+    rules = (parts_of_dq, stages, shared_memory, registers)
 
     def reject(self, problem: Problem, gpu: Gpu) -> str | None:
         if reason := super().reject(problem, gpu):
@@ -75,7 +78,8 @@ class BackwardFused(HopperBackward):
         if problem.deterministic:
             return "the order in which blocks add to dQ is not always the same, so its last bits are not either"
         tile = dict(key_groups=2, dq_parts=parts_of(problem.static))
-        if reason := registers(problem.static, tile, gpu):
+        reasons = [registers(problem.static, {**tile, "ahead": ahead}, gpu) for ahead in (0, 1)]
+        if reason := all(reasons) and reasons[0]:
             return f"gradients of {problem.head_dim + problem.head_dim_v} columns leave no room for a tile of scores: {reason}"
         return None
 
@@ -84,8 +88,9 @@ class BackwardFused(HopperBackward):
 
     def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
         groups = config["key_groups"]
-        return [*super().constants(static, config), ("int", "KEY_QUERIES", KEY_QUERIES), ("int", "COLUMN_PARTS", 1),
-                ("int", "KEY_REGISTERS", group_registers(static, groups)), ("int", "KEY_LOADER_REGISTERS", loader_registers(static, groups)),
+        return [*super().constants(static, config), ("int", "KEY_QUERIES", KEY_QUERIES), ("int", "ROLES", 1),
+                ("int", "KEY_REGISTERS", group_registers(static, groups)),
+                ("int", "KEY_LOADER_REGISTERS", loader_registers(static, groups)),
                 ("int", "QUERY_BOX_ROWS", GROUP_ROWS), ("int", "KEY_BOX_ROWS", GROUP_ROWS)]
 
     def params(self, static: Static, config: Config) -> tuple[Field, ...]:
@@ -93,7 +98,7 @@ class BackwardFused(HopperBackward):
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         columns = list(dict.fromkeys((static.head_dim, static.head_dim_v)))
-        return {**super().operands(static, config), "fused": True, "wgmma_type": {"bf16": "bf16", "fp16": "f16"}[static.dtype],
+        return {**super().operands(static, config), "fused": True, "wgmma_type": WGMMA_TYPES[static.dtype],
                 "qk": _multiply(KEY_QUERIES), "pv": _multiply(columns[0]), "more_qk": [], "more_pv": [_multiply(n) for n in columns[1:]],
                 "ds": _multiply(dq_columns(static, config.values))}
 
@@ -101,9 +106,12 @@ class BackwardFused(HopperBackward):
         return tuple(Map(tensor, GROUP_ROWS, PANEL) for tensor in ("q", "k", "v", "dout"))
 
     def default(self, problem: Problem, gpu: Gpu) -> Config:
-        """128 keys by 64 queries, as FlashAttention-3 ships for D 128 (hopper/flash_bwd_launch_template.h)."""
-        tile = dict(key_groups=2, dq_parts=parts_of(problem.static), key_stages=2, longest_first=True, head_group=4)
-        shapes = ({}, dict(dq_parts=1), dict(dq_parts=1, key_stages=1), dict(key_stages=1))
+        """128 keys by 64 queries, as FlashAttention-3 ships for D 128 (hopper/flash_bwd_launch_template.h), with scores ahead
+        where registers hold them."""
+        tile = dict(key_groups=2, key_stages=2, longest_first=True, head_group=4)
+        parts = (1, 2) if problem.head_dim % (2 * PANEL) else (2, 1)  # half of D 80 would be multiplied as 64 columns
+        shapes = [dict(dq_parts=count, ahead=ahead) for count in parts for ahead in (2, 1)]
+        shapes += [dict(dq_parts=count, ahead=0, key_stages=stages) for stages in (2, 1) for count in parts]
         configs = [self.config(problem.static, {**tile, **shape}) for shape in shapes]
         return next((c for c in configs if self.illegal(problem.static, c, gpu) is None), configs[-1])
 
@@ -134,7 +142,8 @@ class BackwardFused(HopperBackward):
         tiles = visited_tiles(problem, rows, KEY_QUERIES) * problem.heads_q * problem.batch
         product = 2 * rows * KEY_QUERIES * (3 * d + 2 * dv) / gpu["tensor_flops_per_clock_sm"]
         exponents = 2.2 * rows * KEY_QUERIES / gpu["exp_per_clock_sm"]
-        total = tiles * (max(product, exponents) * 1.15 + 0.5 * min(product, exponents) + 500)
+        exposed = EXPOSED[config["ahead"]] * min(product, exponents)
+        total = tiles * (max(product, exponents) * 1.15 + exposed + 500)
         rows_bytes = problem.batch * problem.heads_q * problem.seqlen_q * d * 10
         bytes_us = (problem.compulsory_bytes + rows_bytes) / gpu["bandwidth_gb_s"] * 1e-3
         return max(total / gpu.sms / (0.85 * gpu["sm_clock_mhz"]), bytes_us) + 10.0
