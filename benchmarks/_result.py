@@ -1,4 +1,5 @@
-"""What the scripts here begin and end with: their options, the GPU at hand, and a result file with the command that makes it again."""
+"""What the scripts here begin and end with: their options, the GPU at hand, and a result file with the command that makes it
+again."""
 
 from __future__ import annotations
 

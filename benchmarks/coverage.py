@@ -50,7 +50,8 @@ def main() -> int:
     gpu = _result.gpu_at_hand()
     problems = drawn(options.problems, options.seed)
     rng = random.Random(options.seed)
-    tuned, compared = set(rng.sample(problems, min(options.tune, len(problems)))), rng.sample(problems, min(options.peers, len(problems)))
+    tuned, compared = set(rng.sample(problems, min(options.tune, len(problems)))), rng.sample(problems,
+                                                                                              min(options.peers, len(problems)))
     rows: dict[str, dict] = {}
     share = 0.55 if options.peers else 1.0
     _time_configs(problems, tuned, gpu, rows, time.monotonic() + share * options.seconds)
@@ -153,7 +154,8 @@ def summary(rows: dict[str, dict]) -> dict:
     peers = {op: [row["vs_peer"] for text, row in rows.items() if text.startswith(op) and "vs_peer" in row]
              for op in ("forward", "decode")}
     everyone = peers["forward"] + peers["decode"]
-    return {"problems": len(losses), "loss": _mean(losses), "loss_p95": _quantile(losses, 0.95), "loss_worst": losses[-1] if losses else None,
+    return {"problems": len(losses), "loss": _mean(losses), "loss_p95": _quantile(losses, 0.95),
+            "loss_worst": losses[-1] if losses else None,
             "bound_held": round(sum(row["loss"] <= row["bound"] for row in rows.values()) / max(len(rows), 1), 3),
             "vs_peer_forward": _mean(peers["forward"]), "vs_peer_decode": _mean(peers["decode"]),
             "least_vs_peer": min(everyone, default=None), "rows_with_peers": len(everyone),

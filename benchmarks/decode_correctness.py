@@ -40,7 +40,8 @@ FACTORS: dict[str, tuple] = {
     "heads": ((1, 1), (4, 2), (6, 2), (8, 2), (5, 1), (12, 2), (7, 1), (16, 2), (32, 2), (64, 1)),  # 1 to 64 share keys
     "queries": (1, 2, 3, 5, 8, 16),
     "head_dims": ((64, 64), (128, 128), (80, 80), (96, 96), (192, 192), (256, 256), (72, 40), (192, 128), (16, 248)),
-    "mask": (FULL, CAUSAL, Bounds(127, 0), Bounds(0, 0), Bounds(40, 2), Bounds(None, 1), Bounds(1000, None), Bounds(None, 0, 100)),
+    "mask": (FULL, CAUSAL, Bounds(127, 0), Bounds(0, 0), Bounds(40, 2), Bounds(None, 1), Bounds(1000, None),
+             Bounds(None, 0, 100)),
     "softcap": (0.0, 30.0),
     "alibi": (False, True),
     "sinks": (False, True),

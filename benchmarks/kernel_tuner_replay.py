@@ -1,6 +1,7 @@
 """Kernel Tuner's strategies in its simulation mode. Runs in an environment that has kernel_tuner, not in autotune's.
 
-Reads {names, rows: [[values], time or null], strategies, seeds} from stdin; prints {strategy: [times in the order tried, by seed]}.
+Reads {names, rows: [[values], time or null], strategies, seeds} from stdin; prints {strategy: [times in the order tried, by
+seed]}.
 """
 
 import contextlib

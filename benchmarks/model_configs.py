@@ -49,7 +49,8 @@ def faults(entry: dict, derived: Derived) -> list[str]:
     differing = []
     if [line(kind) for kind in derived.kinds] != entry["read"]:
         differing.append(f"read {[line(kind) for kind in derived.kinds]}, right is {entry['read']}")
-    if len(wanted) != len(derived.left_out) or not all(all(word in said for word in words) for words, said in zip(wanted, derived.left_out)):
+    named = (all(word in said for word in words) for words, said in zip(wanted, derived.left_out))
+    if len(wanted) != len(derived.left_out) or not all(named):
         differing.append(f"left out {list(derived.left_out)}, right is {left_out}")
     if derived.dtype != entry.get("dtype", "bf16"):
         differing.append(f"dtype {derived.dtype}, right is {entry.get('dtype', 'bf16')}")

@@ -37,7 +37,8 @@ def main() -> int:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         rows = dict(zip(PROBLEMS, pool.map(lambda problem: checked(tool, problem), PROBLEMS)))
     clean = all(row["exit"] == 0 and all(row[name] == 0 for name in TOOLS) for row in rows.values())
-    _result.write(options.out, gpu, {"clean": clean, "problems": len(rows)}, {"problems": rows}, default_flow_style=False, width=200)
+    _result.write(options.out, gpu, {"clean": clean, "problems": len(rows)}, {"problems": rows}, default_flow_style=False,
+                  width=200)
     return 0 if clean else 1
 
 

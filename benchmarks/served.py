@@ -37,10 +37,11 @@ MODELS = (
     Heads("mistral-7b", 32, 8, 128, left=4095), Heads("mistral-large", 96, 8, 128), Heads("phi-3-mini", 32, 32, 96, left=2046),
     Heads("phi-2", 32, 32, 80), Heads("phi-4", 40, 10, 128), Heads("gemma-2-9b", 16, 8, 256, softcap=50.0),
     Heads("gemma-2-9b-window", 16, 8, 256, left=4095, softcap=50.0), Heads("gemma-2-27b", 32, 16, 128, softcap=50.0),
-    Heads("gemma-3-4b", 8, 4, 256), Heads("gemma-3-4b-window", 8, 4, 256, left=1023), Heads("gemma-3-27b-window", 32, 16, 128, left=1023),
-    Heads("gemma-7b", 16, 16, 256), Heads("gpt-oss", 64, 8, 64, sinks=True), Heads("gpt-oss-window", 64, 8, 64, left=127, sinks=True),
-    Heads("falcon-40b", 128, 8, 64), Heads("gpt-neox-20b", 64, 64, 96), Heads("deepseek-v3-prefill", 128, 128, 192, 128),
-    Heads("smollm-135m", 9, 3, 64), Heads("siglip-so400m", 16, 16, 72, encoder=True), Heads("vit-h", 16, 16, 80, encoder=True),
+    Heads("gemma-3-4b", 8, 4, 256), Heads("gemma-3-4b-window", 8, 4, 256, left=1023),
+    Heads("gemma-3-27b-window", 32, 16, 128, left=1023), Heads("gemma-7b", 16, 16, 256), Heads("gpt-oss", 64, 8, 64, sinks=True),
+    Heads("gpt-oss-window", 64, 8, 64, left=127, sinks=True), Heads("falcon-40b", 128, 8, 64), Heads("gpt-neox-20b", 64, 64, 96),
+    Heads("deepseek-v3-prefill", 128, 128, 192, 128), Heads("smollm-135m", 9, 3, 64),
+    Heads("siglip-so400m", 16, 16, 72, encoder=True), Heads("vit-h", 16, 16, 80, encoder=True),
     Heads("whisper-large", 20, 20, 64, encoder=True), Heads("dinov2-g", 24, 24, 64, encoder=True),
 )
 KINDS = {"prompt": 3, "chunk": 2, "packed": 2, "pages_chunk": 1, "decode": 4, "decode_pages": 4}  # and how often

@@ -1,11 +1,11 @@
 """A tune over many GPUs on a simulated clock, over a real PostgreSQL: what `many_gpus.py --simulate` runs.
 
-Each worker, and the leader, runs `Plan` as it is, with a connection of its own; one thread runs at a time, the one whose turn comes
-first on the clock. An operation takes what the server's process spent on it (/proc/PID/schedstat), during which a core of the
-database serves nobody else, plus what its client spent (that thread's CPU time), plus a round trip over a network for each statement
-and a flush of the log for each commit. Writes of trials are carried out for real too, until `SAMPLES` of a kind are measured; later
-ones take the time of one of these. A trial takes `TRIAL_S` of a GPU, as in a quick tune on an H200. So what grows with the plan,
-collisions of claims and leases are real, and the load of the host that simulates hardly counts.
+Each worker, and the leader, runs `Plan` as it is, with a connection of its own; one thread runs at a time, the one whose turn
+comes first on the clock. An operation takes what the server's process spent on it (/proc/PID/schedstat), during which a core of
+the database serves nobody else, plus what its client spent (that thread's CPU time), plus a round trip over a network for each
+statement and a flush of the log for each commit. Writes of trials are carried out for real too, until `SAMPLES` of a kind are
+measured; later ones take the time of one of these. A trial takes `TRIAL_S` of a GPU, as in a quick tune on an H200. So what grows
+with the plan, collisions of claims and leases are real, and the load of the host that simulates hardly counts.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def postgresql():
         subprocess.run([*prefix, str(programs / command[0]), *command[1:]], check=True, cwd=folder, stdout=subprocess.DEVNULL)
 
     call("initdb", "-D", f"{folder}/data", "-A", "trust", "-U", "tune", "-N")
-    call("pg_ctl", "-D", f"{folder}/data", "-w", "-l", f"{folder}/log", "-o", f"-p {port} -c listen_addresses=127.0.0.1 -c fsync=off "
+    call("pg_ctl", "-D", f"{folder}/data", "-w", "-l", f"{folder}/log", "-o", f"-p {port} -c listen_addresses=127.0.0.1 -c "
+         "fsync=off "
          "-c unix_socket_directories='' -c max_connections=300", "start")
     try:
         yield f"postgresql://tune@127.0.0.1:{port}/postgres"
@@ -309,7 +310,9 @@ def simulate(workers: int, problems: int) -> dict:
     writes = {name: {"server_ms": round(1e3 * mean(server for server, _ in entries), 2),
                      "elsewhere_ms": round(1e3 * mean(other for _, other in entries), 2)}
               for name, entries in simulation.trial_costs.items()}
-    return {"workers": workers, "problems": problems, "share_of_linear": round(simulation.gpu_s / workers / simulation.ended_s, 4),
+    return {"workers": workers, "problems": problems, "share_of_linear": round(simulation.gpu_s / workers / simulation.ended_s,
+                                                                               4),
             "ended_s": round(simulation.ended_s, 1), "gpu_s": round(simulation.gpu_s, 1), "bound_s": round(bound, 1),
             "tuned_twice": repeated, "operations": costs, "writes_of_a_trial": writes, "took_s": round(time.monotonic() - began),
-            "assumed": {"database_cores": CORES, "round_trip_ms": 1e3 * ROUND_TRIP_S, "commit_ms": 1e3 * COMMIT_S, "trial_s": TRIAL_S}}
+            "assumed": {"database_cores": CORES, "round_trip_ms": 1e3 * ROUND_TRIP_S, "commit_ms": 1e3 * COMMIT_S,
+                        "trial_s": TRIAL_S}}

@@ -2,9 +2,9 @@
 
     python benchmarks/stability.py FOLDER SECONDS [--out FILE]
 
-Each tune has a database and trials of its own in FOLDER, so neither knows of the other. What is there is not tuned again: the same
-command goes on from where time was up, and writes FILE (benchmarks/results/stability.yaml) when both tunes are whole. Then both
-winners of a problem are timed again, by turns and until it is clear which is faster.
+Each tune has a database and trials of its own in FOLDER, so neither knows of the other. What is there is not tuned again: the
+same command goes on from where time was up, and writes FILE (benchmarks/results/stability.yaml) when both tunes are whole. Then
+both winners of a problem are timed again, by turns and until it is clear which is faster.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def compared(one: dict, other: dict, gpu) -> list[dict]:
     with gpu_lock(0, print), Worker(EVALUATOR, {"device": 0}) as worker:
         for problem in PROBLEMS:
             configs = list(dict.fromkeys([one[problem].config, other[problem].config]))
-            row = {"problem": problem.text, "tied": agree(one[problem], other[problem]), "us": [one[problem].time_us, other[problem].time_us],
-                   "apart": 0.0}
+            row = {"problem": problem.text, "tied": agree(one[problem], other[problem]),
+                   "us": [one[problem].time_us, other[problem].time_us], "apart": 0.0}
             if len(configs) > 1:
                 entries = [(config, make.build(problem.static, config).binary) for config in configs]
                 worker.call("open", problem, timeout=240)
@@ -68,7 +68,8 @@ def compared(one: dict, other: dict, gpu) -> list[dict]:
                 if reply.status != "done" or not all(measured.ok for measured in reply.value):
                     raise SystemExit(f"{problem}: {reply.message or [measured.message for measured in reply.value]}")
                 times = [measured.time_us for measured in reply.value]
-                row |= {"again_us": times, "apart": round(max(times) / min(times) - 1, 4), "configs": [config.text for config in configs]}
+                row |= {"again_us": times, "apart": round(max(times) / min(times) - 1, 4),
+                        "configs": [config.text for config in configs]}
             rows.append(row)
     return rows
 
@@ -85,8 +86,10 @@ def main(arguments=None) -> None:
         print(f"{missing} of {2 * len(PROBLEMS)} tunes are left; the same command goes on from here")
         return
     rows = compared(one, other, gpu)
-    summary = {"problems": len(rows), "in_tie_set": sum(row["tied"] for row in rows), "worst_apart": max(row["apart"] for row in rows)}
-    result = {"summary": summary, "gpu": gpu.name, "command": " ".join(["python", "benchmarks/stability.py", *sys.argv[1:]]), "rows": rows}
+    summary = {"problems": len(rows), "in_tie_set": sum(row["tied"] for row in rows),
+               "worst_apart": max(row["apart"] for row in rows)}
+    result = {"summary": summary, "gpu": gpu.name, "command": " ".join(["python", "benchmarks/stability.py", *sys.argv[1:]]),
+              "rows": rows}
     options.out.write_text(yaml.safe_dump(result, sort_keys=False, width=130))
     print(yaml.safe_dump(result, sort_keys=False, width=130))
 

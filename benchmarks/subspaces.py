@@ -45,8 +45,9 @@ SAVE_SECONDS = 20.0  # of measuring that a kill may cost
 def subspace(kernel: Kernel, problem: Problem, gpu: Gpu, limit: int = LIMIT) -> list[Config]:
     """Legal configs, at most `limit` of them, in the order of the whole space.
 
-    The parameter with the most values left gives one up, again and again: by turns the one farthest from the default's and one next
-    to it, so that what is left reaches far and lies near. A flag counts as `FLAG` values, so numbers keep three and some flags two.
+    The parameter with the most values left gives one up, again and again: by turns the one farthest from the default's and one
+    next to it, so that what is left reaches far and lies near. A flag counts as `FLAG` values, so numbers keep three and some
+    flags two.
     """
     space, default = kernel.space(problem, gpu), kernel.default(problem, gpu)
     parameters = [p for p in kernel.parameters if not p.derived]
@@ -54,7 +55,8 @@ def subspace(kernel: Kernel, problem: Problem, gpu: Gpu, limit: int = LIMIT) -> 
     places, left = [p.values.index(default[p.name]) for p in parameters], np.arange(len(space))
     while len(left) > limit:
         here = [np.unique(column) for column in points[left].T]
-        weights = [0 if len(found) == 1 else FLAG if type(p.values[0]) is bool else len(found) for p, found in zip(parameters, here)]
+        weights = [0 if len(found) == 1 else FLAG if type(p.values[0]) is bool else len(found)
+                   for p, found in zip(parameters, here)]
         n = max(range(len(parameters)), key=lambda n: (weights[n], -n))
         others = sorted((value for value in here[n] if value != places[n]), key=lambda value: (abs(value - places[n]), value))
         gone = others[0] if len(others) % 2 else others[-1]
@@ -98,7 +100,8 @@ class Recording:
         self.best_us = min((time for time in found.values() if not isinstance(time, str)), default=None)
 
     def run(self, deadline: float, save) -> None:
-        """Measures until `deadline` and calls `save` now and then. The worker's process goes only with what may have broken it."""
+        """Measures until `deadline` and calls `save` now and then. The worker's process goes only with what may have broken
+        it."""
         threads, running, saved = builder.threads(), deque(), time.monotonic()
         with builder.pool(threads) as pool:
             while (self.missing or running) and time.monotonic() < deadline:
@@ -151,7 +154,8 @@ def main(out: str, seconds: str, earlier: str | None = None) -> None:
             worker.kill()  # the next problem's inputs are others; its memory is freed by the process's end
             outcomes = Counter(result if isinstance(result, str) else "ok" for result in recording.found.values())
             print(f"{path.name}: {len(recording.space)} configs, {count} known, {len(recording.found) - count} measured in "
-                  f"{time.monotonic() - began:.0f} s, {len(recording.missing)} left; {dict(outcomes)}; {path.stat().st_size} bytes", flush=True)
+                  f"{time.monotonic() - began:.0f} s, {len(recording.missing)} left; {dict(outcomes)}; {path.stat().st_size} "
+                  "bytes", flush=True)
 
 
 if __name__ == "__main__":

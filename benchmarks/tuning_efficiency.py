@@ -2,9 +2,10 @@
 
     python benchmarks/tuning_efficiency.py [FOLDER] [--seeds 20] [--kernel-tuner PYTHON] [--out FILE]
 
-FOLDER holds what `subspaces.py` recorded (benchmarks/results/subspaces). PYTHON is an interpreter that has kernel_tuner (`pip install
-kernel-tuner` into an environment of its own): its strategies run in its simulation mode on the same times (kernel_tuner_replay.py).
-Every search counts each config once, one that spills or fails too. What never comes near counts as the whole space.
+FOLDER holds what `subspaces.py` recorded (benchmarks/results/subspaces). PYTHON is an interpreter that has kernel_tuner (`pip
+install kernel-tuner` into an environment of its own): its strategies run in its simulation mode on the same times
+(kernel_tuner_replay.py). Every search counts each config once, one that spills or fails too. What never comes near counts as the
+whole space.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from autotune.tuner.storages import quiet_optuna
 HERE = Path(__file__).parent
 NEAR = 0.01  # of the best
 WINDOW = 19  # configs under way at a time in a tune on a host with 16 cores; each is chosen without knowing how the others end
-STRATEGIES = ("genetic_algorithm", "diff_evo", "pso", "simulated_annealing", "dual_annealing", "basinhopping", "greedy_ils", "mls",
-              "hybrid_vndx", "adaptive_tabu_greywolf", "bayes_opt")
+STRATEGIES = ("genetic_algorithm", "diff_evo", "pso", "simulated_annealing", "dual_annealing", "basinhopping", "greedy_ils",
+              "mls", "hybrid_vndx", "adaptive_tabu_greywolf", "bayes_opt")
 REPEATS = 40  # proposals in a row that bring nothing new before plain TPE is ended
 
 
@@ -123,7 +124,8 @@ def tried(space: Space, count: int, python: str | None, strategies=STRATEGIES) -
     found = {"autotune": [ours(space, seed).until_within(NEAR) or len(space.configs) for seed in range(count)],
              f"autotune, {WINDOW} at a time": [ours(space, seed, WINDOW).until_within(NEAR) or len(space.configs)
                                                for seed in range(count)],
-             "random": [by_chance(space, seed) for seed in range(count)], "tpe": [plain_tpe(space, seed) for seed in range(count)]}
+             "random": [by_chance(space, seed) for seed in range(count)],
+             "tpe": [plain_tpe(space, seed) for seed in range(count)]}
     return found | (kernel_tuner(space, python, strategies, count) if python else {})
 
 
@@ -149,7 +151,8 @@ def main(arguments=None) -> None:
     options = parser.parse_args(arguments)
     paths = sorted(options.folder.glob("*.jsonl.gz"))
     if not paths:
-        raise SystemExit(f"{options.folder} holds no recorded spaces; python benchmarks/subspaces.py {options.folder} 600 makes them")
+        raise SystemExit(f"{options.folder} holds no recorded spaces; python benchmarks/subspaces.py {options.folder} 600 makes "
+                         "them")
     rows, everything = {}, {}
     for path in paths:
         began, space = time.monotonic(), Space(path, by_name(options.gpu))
@@ -157,7 +160,8 @@ def main(arguments=None) -> None:
         for name, counts in found.items():
             everything.setdefault(name, []).append((len(space.configs), counts))
         rows[space.name] = {"configs": len(space.configs), "near_best": space.near, "quick_stops": stopped(space, options.seeds),
-                            **{name: {"median": int(median(counts)), "p95": share(counts, 0.95)} for name, counts in found.items()}}
+                            **{name: {"median": int(median(counts)), "p95": share(counts, 0.95)}
+                               for name, counts in found.items()}}
         print(f"{space.name}: {rows[space.name]} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
     result = {"summary": summary(everything), "command": "python " + " ".join(sys.argv), "gpu": options.gpu, "spaces": rows}
     text = yaml.safe_dump(result, sort_keys=False, width=130)
@@ -165,8 +169,8 @@ def main(arguments=None) -> None:
 
 
 def summary(everything: dict[str, list[tuple[int, list[int]]]]) -> dict:
-    """Over all spaces and seeds: `median_share` and `p95_share` of the space that is tried, `median` and `p95` configs, and how many
-    times as many others try by the geometric mean of the spaces' medians; `vs_kernel_tuner` is of its best strategy."""
+    """Over all spaces and seeds: `median_share` and `p95_share` of the space that is tried, `median` and `p95` configs, and how
+    many times as many others try by the geometric mean of the spaces' medians; `vs_kernel_tuner` is of its best strategy."""
     from math import exp, log
 
     def mean(name: str) -> float:
@@ -176,9 +180,9 @@ def summary(everything: dict[str, list[tuple[int, list[int]]]]) -> dict:
     counts = [count for _, some in everything["autotune"] for count in some]
     mine = mean("autotune")
     theirs = [mean(name) / mine for name in everything if not name.startswith("autotune") and name not in ("random", "tpe")]
-    return {"median_share": round(share(shares, 0.5), 4), "p95_share": round(share(shares, 0.95), 4), "median": share(counts, 0.5),
-            "p95": share(counts, 0.95), "vs_random": round(mean("random") / mine, 2), "vs_tpe": round(mean("tpe") / mine, 2),
-            **({"vs_kernel_tuner": round(min(theirs), 2)} if theirs else {})}
+    return {"median_share": round(share(shares, 0.5), 4), "p95_share": round(share(shares, 0.95), 4),
+            "median": share(counts, 0.5), "p95": share(counts, 0.95), "vs_random": round(mean("random") / mine, 2),
+            "vs_tpe": round(mean("tpe") / mine, 2), **({"vs_kernel_tuner": round(min(theirs), 2)} if theirs else {})}
 
 
 if __name__ == "__main__":

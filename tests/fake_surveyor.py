@@ -1,4 +1,5 @@
-"""A `Surveyor` without a GPU: times are a kernel's own estimate, bent in a way that depends on the config; one config is wrong."""
+"""A `Surveyor` without a GPU: times are a kernel's own estimate, bent in a way that depends on the config; one config is
+wrong."""
 
 from autotune.core.gpu import by_name
 from autotune.kernels import KERNELS

@@ -262,8 +262,10 @@ PROBES = (
           float_error=1e-7),  # of the largest: near 1 the instruction promises 2^-22, not a relative error
     Probe("reciprocal", ("reciprocal_approx",), EACH.format("reciprocal_approx(in[i])"), floats(256, 9, SPECIAL), floats=True,
           float_error=-3e-7),
-    Probe("rounded product", ("multiply_rounded",), EACH.format("multiply_rounded(in[i], 3.1f)"), floats(256, 9, SPECIAL), floats=True),
-    Probe("four 8-bit floats", ("pack_e4m3",), EACH_WORD.format("pack_e4m3(in[4 * i], in[4 * i + 1], in[4 * i + 2], in[4 * i + 3])"),
+    Probe("rounded product", ("multiply_rounded",), EACH.format("multiply_rounded(in[i], 3.1f)"), floats(256, 9, SPECIAL),
+          floats=True),
+    Probe("four 8-bit floats", ("pack_e4m3",), EACH_WORD.format("pack_e4m3(in[4 * i], in[4 * i + 1], in[4 * i + 2], in[4 * i + "
+                                                                "3])"),
           floats(1024, 99, SPECIAL), arch=89),
     Probe("pack2 bf16", ("pack2",), EACH_WORD.format("pack2<bf16>(in[2 * i], in[2 * i + 1])"), floats(512, 9, SPECIAL), arch=80),
     Probe("pack2 fp16", ("pack2",), EACH_WORD.format("pack2<fp16>(in[2 * i], in[2 * i + 1])"), floats(512, 9, SPECIAL), arch=80),

@@ -80,10 +80,12 @@ def records(library, *arrays) -> bool:
 def refuse_grad(library, **arrays) -> None:
     """Raises `AttentionError` if one of `arrays`, by name, wants a gradient. For when gradients are recorded."""
     if library.forward_mode():
-        raise AttentionError("attention over a cache has no forward-mode gradient; call outside of torch.autograd.forward_ad.dual_level")
+        raise AttentionError("attention over a cache has no forward-mode gradient; call outside of "
+                             "torch.autograd.forward_ad.dual_level")
     for name, array in arrays.items():
         if getattr(array, "requires_grad", False):
-            raise AttentionError(f"{name} requires grad, but attention over a cache has no gradients: call under torch.no_grad(), or pass "
+            raise AttentionError(f"{name} requires grad, but attention over a cache has no gradients: call under "
+                                 "torch.no_grad(), or pass "
                                  f"{name}.detach()")
 
 
@@ -95,7 +97,8 @@ def sentence(describe: Callable, error: Exception, *arguments) -> Exception:
         return better
     except UNREADABLE as again:  # arrays that have no memory of their own: sparse, nested, transformed ones
         error = again
-    return AttentionError(f"q, k or v cannot be read ({type(error).__name__}: {error}); each must be a dense array on a CUDA GPU, outside "
+    return AttentionError(f"q, k or v cannot be read ({type(error).__name__}: {error}); each must be a dense array on a CUDA "
+                          "GPU, outside "
                           "of what traces or transforms it")
 
 
@@ -138,10 +141,11 @@ def positive_scale(scale) -> tuple[float, bool]:
 
 
 def number(value) -> float:
-    """`value` as a float; not a number if it is none, so that whatever range is checked next refuses it. Raises `AttentionError` for
-    a tensor whose gradient would be lost."""
+    """`value` as a float; not a number if it is none, so that whatever range is checked next refuses it. Raises `AttentionError`
+    for a tensor whose gradient would be lost."""
     if getattr(value, "requires_grad", False) and ((torch := sys.modules.get("torch")) is None or torch.is_grad_enabled()):
-        raise AttentionError("scale, softcap, k_scale and v_scale have no gradients, and one of them requires grad; pass a float, or "
+        raise AttentionError("scale, softcap, k_scale and v_scale have no gradients, and one of them requires grad; pass a "
+                             "float, or "
                              "its detach()")
     try:
         return float(value)
@@ -186,7 +190,8 @@ def read_slopes(call: Call, slopes):
 def refuse_config(config) -> None:
     """Raises `AttentionError` for a config where torch, not this call, runs the operator."""
     if config is not None:
-        raise AttentionError("config must be None while torch traces or autocasts: a registered operator chooses its config itself")
+        raise AttentionError("config must be None while torch traces or autocasts: a registered operator chooses its config "
+                             "itself")
 
 
 def check_slopes(library, slopes, batch: int, heads_q: int, device: int) -> tuple[int, int, bool]:

@@ -50,7 +50,8 @@ class _Differentiate(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *_):
         raise AttentionError("attention cannot be differentiated twice: its backward has no backward; "
-                             "leave out create_graph=True, or use torch.nn.functional.scaled_dot_product_attention's math backend")
+                             "leave out create_graph=True, or use torch.nn.functional.scaled_dot_product_attention's math "
+                             "backend")
 
 
 class Recorded:
@@ -76,7 +77,8 @@ class Recorded:
         if dlse is not None:
             dlse = dlse.to(torch.float32).contiguous()
         mask = self.mask._replace(deterministic=torch.are_deterministic_algorithms_enabled())
-        return gradients.differentiate(self.library, q, k, v, out, lse, dout, dlse, sinks, self.slopes, mask, self.packed, want_sinks)
+        return gradients.differentiate(self.library, q, k, v, out, lse, dout, dlse, sinks, self.slopes, mask, self.packed,
+                                       want_sinks)
 
 
     @staticmethod
@@ -94,8 +96,8 @@ def attend(function, library, q, k, v, places: tuple, packed: gradients.Packed |
            sinks, alibi_slopes, return_lse: bool, out, config=None):
     """`function`(q, k, v, *places, ...) with its gradients recorded; for `attention_varlen`, `packed` says where sequences begin.
 
-    Raises `AttentionError` for what cannot be differentiated: by ALiBi slopes, by a scale, into a given `out`, twice, forwards, or
-    where no kernel can.
+    Raises `AttentionError` for what cannot be differentiated: by ALiBi slopes, by a scale, into a given `out`, twice, forwards,
+    or where no kernel can.
     """
     if alibi_slopes is not None and alibi_slopes.requires_grad:
         raise AttentionError("alibi_slopes requires grad, but attention has no gradient for it; pass alibi_slopes.detach()")
@@ -132,7 +134,8 @@ def _must_be_served(dtype: str, q, k, v, mask: gradients.Mask, sinks: bool, alib
         problem, gpu = gradients.problem_of(dtype, q, k, v, mask, sinks, alibi, packed), detect(device)
         reasons = [] if candidates(problem, gpu) else \
             [f"{name}: {reason}" for name, reason in refusals(problem, gpu).items() if KERNELS[name].op == problem.op]
-        message = _refused[key] = reasons and (f"no kernel computes the gradients of {problem} on {gpu.name} ({'; '.join(reasons)}); "
+        message = _refused[key] = reasons and (f"no kernel computes the gradients of {problem} on {gpu.name} "
+                                               f"({'; '.join(reasons)}); "
                                                "call under torch.no_grad(), or convert q, k and v")
     if message:
         raise AttentionError(message)

@@ -18,8 +18,8 @@ from ..core.problem import MAX_LENGTH
 
 
 class Arrays(NamedTuple):
-    """The arrays of a call and what goes with them. Packed queries are those of one sequence, as far as the shapes of q and out go.
-    Addresses in the call are of arrays that `keep` holds."""
+    """The arrays of a call and what goes with them. Packed queries are those of one sequence, as far as the shapes of q and out
+    go. Addresses in the call are of arrays that `keep` holds."""
 
     q: object
     k_cache: object
@@ -41,8 +41,8 @@ def forward_only(call: Call, given: Arrays, gpu: Gpu) -> bool:
 
 def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, bounds: Bounds, cu_seqlens_q, max_seqlen_q, max_seqlen_k,
                k_scale, v_scale, num_splits, softcap, sinks, alibi_slopes, out, check, config=None) -> tuple[Call, Arrays]:
-    """The arguments of `attention_with_kvcache`, in its words: the call of its sequences of up to `MAX_QUERIES` queries. Raises as it
-    does."""
+    """The arguments of `attention_with_kvcache`, in its words: the call of its sequences of up to `MAX_QUERIES` queries. Raises
+    as it does."""
     packed, starts = cu_seqlens_q is not None, 0
     if packed:
         q, out = as_one_sequence(library, "q", q), None if out is None else as_one_sequence(library, "out", out)
@@ -85,8 +85,8 @@ def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, bounds: 
     if library.grad_enabled() and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad or sinks is not None
                                    or out is not None or alibi_slopes is not None or k_scale is not None or v_scale is not None
                                    or library.forward_mode()):
-        refuse_grad(library, q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, alibi_slopes=alibi_slopes, out=out, k_scale=k_scale,
-                    v_scale=v_scale)
+        refuse_grad(library, q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, alibi_slopes=alibi_slopes, out=out,
+                    k_scale=k_scale, v_scale=v_scale)
     if out is not None:
         check_out(library, out, (outer, rows, heads_q, head_dim_v), dtype, device)
     call = Call()
@@ -119,7 +119,8 @@ def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, bounds: 
     if v_scale is not None:
         call.v_scale, call.v_scales, call.v_scale_stride = scales(library, "v_scale", v_scale, heads_kv, device, kv_dtype)
     whole = call.uniform and not (page_size or call.num_splits) and kv_dtype == dtype_name
-    return call, Arrays(q, k_cache, v_cache, out, *views, packed, queries, whole and (queries > MAX_QUERIES or dtype_name == "fp32"),
+    prompts = whole and (queries > MAX_QUERIES or dtype_name == "fp32")
+    return call, Arrays(q, k_cache, v_cache, out, *views, packed, queries, prompts,
                         (cache_seqlens, page_table, cu_seqlens_q, sinks, alibi_slopes, k_scale, v_scale))
 
 

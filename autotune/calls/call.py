@@ -22,11 +22,11 @@ def bucket(batch: int, longest_q: int, longest_k: int) -> tuple[int, int, int]:
 
 
 class Call:
-    """What one call is about, and where its arrays are. Which fields must be set depends on the kernel: one that it reads and that
-    is not set raises AttributeError with its name.
+    """What one call is about, and where its arrays are. Which fields must be set depends on the kernel: one that it reads and
+    that is not set raises AttributeError with its name.
 
-    Addresses are device addresses, 0 for none; strides are in elements. Of packed sequences `seqlen_q` and `seqlen_k` are those of
-    all together, batch strides are 0, and the starts say where each begins; in a cache of pages `seqlen_k` is how many keys a
+    Addresses are device addresses, 0 for none; strides are in elements. Of packed sequences `seqlen_q` and `seqlen_k` are those
+    of all together, batch strides are 0, and the starts say where each begins; in a cache of pages `seqlen_k` is how many keys a
     sequence can have, and batch strides of k and v are those of pages.
     """
 
@@ -42,7 +42,8 @@ class Call:
         "q", "k", "v", "out", "lse", "sinks", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "cache_seqlens", "page_table",
         "k_scales", "v_scales", "dout", "dq", "dk", "dv", "dlse", "dsinks",
         # strides
-        *(f"{tensor}_{axis}_stride" for tensor in ("q", "k", "v", "out", "dout", "dq", "dk", "dv") for axis in ("batch", "row", "head")),
+        *(f"{tensor}_{axis}_stride" for tensor in ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
+          for axis in ("batch", "row", "head")),
         "alibi_batch_stride", "lse_batch_stride", "lse_head_stride", "page_table_stride",
         # what a launch needs, set by `Plan.run` and `Kernel.bind`, and the addresses of what it is lent
         "lent", "counters", "cluster", "workspace", "partial_o", "partial_statistics", "stats", "sink_sums", "dq_sums", "tickets",
@@ -63,8 +64,8 @@ class Call:
             setattr(self, f"{tensor}_{axis}_stride", stride)
 
     def twin(self, queries: int, config) -> tuple[Call, tuple]:
-        """(a second call on the same arrays, for a forward kernel that takes sequences of up to so many queries; its key). To it a cache
-        without pages has one page for each sequence."""
+        """(a second call on the same arrays, for a forward kernel that takes sequences of up to so many queries; its key). To it
+        a cache without pages has one page for each sequence."""
         other = Call()
         for name in _SHARED:
             setattr(other, name, getattr(self, name))

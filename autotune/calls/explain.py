@@ -1,5 +1,5 @@
-"""Why a call runs what it runs, in words. `explain`, `explain_varlen` and `explain_with_kvcache` take the arguments of `attention` and
-its kin; they compile and launch nothing."""
+"""Why a call runs what it runs, in words. `explain`, `explain_varlen` and `explain_with_kvcache` take the arguments of
+`attention` and its kin; they compile and launch nothing."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from .varlen import attention_varlen
 from .varlenchecks import describe_varlen
 
 BOTH = "both are launched to run at the same time; blocks of the second have SMs first"
-ARRAYS = ("q", "k", "v", "k_cache", "v_cache", "cu_seqlens_q", "cu_seqlens_k", "cache_seqlens", "page_table", "sinks", "alibi_slopes",
-          "out")
+ARRAYS = ("q", "k", "v", "k_cache", "v_cache", "cu_seqlens_q", "cu_seqlens_k", "cache_seqlens", "page_table", "sinks",
+          "alibi_slopes", "out")
 NEGATED = "q is negated, because scale is negative"
 
 
@@ -82,8 +82,8 @@ class CacheExplanation:
 
 
 def _with_arguments_of(function: Callable) -> Callable:
-    """Decorates what explains a call of `function`: it gets the arguments as one object, arrays as CuPy's where they are no library's of
-    ours, and with them `bounds` and whether scale is `negative`."""
+    """Decorates what explains a call of `function`: it gets the arguments as one object, arrays as CuPy's where they are no
+    library's of ours, and with them `bounds` and whether scale is `negative`."""
     signature = inspect.signature(function)
 
     def decorate(explain: Callable) -> Callable:
@@ -109,15 +109,16 @@ def _with_arguments_of(function: Callable) -> Callable:
 def explain(given) -> Explanation:
     """The kernel that `attention` would run for these arguments, its `Match`, why each preferred kernel was refused, and what
     would be copied. Compiles and launches nothing. Raises as `attention` does."""
-    described = describe(given.q, given.k, given.v, given.bounds, number(given.softcap), given.sinks, given.alibi_slopes, given.out)
+    described = describe(given.q, given.k, given.v, given.bounds, number(given.softcap), given.sinks, given.alibi_slopes,
+                         given.out)
     return _of_prompts(given, described, {name: getattr(given, name) for name in ("q", "k", "v", "out")}, ("sinks",))
 
 
 @_with_arguments_of(attention_varlen)
 def explain_varlen(given) -> Explanation:
     """The same of `attention_varlen`."""
-    described = describe_varlen(given.q, given.k, given.v, given.cu_seqlens_q, given.cu_seqlens_k, given.max_seqlen_q, given.max_seqlen_k,
-                                given.bounds, given.softcap, given.sinks, given.alibi_slopes, given.out)
+    described = describe_varlen(given.q, given.k, given.v, given.cu_seqlens_q, given.cu_seqlens_k, given.max_seqlen_q,
+                                given.max_seqlen_k, given.bounds, given.softcap, given.sinks, given.alibi_slopes, given.out)
     arrays = {name: getattr(given, name) for name in ("q", "k", "v", "out")}
     return _of_prompts(given, described, {name: None if array is None else array[None] for name, array in arrays.items()},
                        ("sinks", "cu_seqlens_q", "cu_seqlens_k"))
@@ -163,7 +164,8 @@ def explain_with_kvcache(given) -> CacheExplanation | Explanation:
     if parts[0].problem.op == "forward":
         return CacheExplanation(parts)
     match = parts[0].match
-    cut = kernel_of(match.config).launches(replace(match.problem, batch=call.batch, seqlen_q=call.seqlen_q, seqlen_k=call.seqlen_k),
+    cut = kernel_of(match.config).launches(replace(match.problem, batch=call.batch, seqlen_q=call.seqlen_q,
+                                                   seqlen_k=call.seqlen_k),
                                            match.config, call.uniform, call.num_splits)
     return CacheExplanation(parts, str(cut))
 

@@ -38,7 +38,8 @@ class UntunedWarning(UserWarning):
 
 
 def plan_of(call: Call) -> Plan:
-    """The plan that serves `call`, for which `find` knows none: made, unless another thread was quicker. Raises as `make` does."""
+    """The plan that serves `call`, for which `find` knows none: made, unless another thread was quicker. Raises as `make`
+    does."""
     return make(call.problem(), call.device, is_capturing(call.stream), call.config)
 
 
@@ -54,7 +55,8 @@ def make(problem: Problem, device: int, capturing: bool = False, config: Config 
     """The plan for `problem` on CUDA device `device`, compiled and loaded if need be, and kept; with `config`, or else with what
     lookup chooses.
 
-    Raises `AttentionError` if no kernel, or not this config, can serve it, or if `capturing` and something would have to be loaded.
+    Raises `AttentionError` if no kernel, or not this config, can serve it, or if `capturing` and something would have to be
+    loaded.
     """
     problem = problem.simplified()
     key = Call.of(problem, device, config).key()

@@ -115,7 +115,8 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
     if step_k != 1 and size > 1:
         cu_seqlens_k = library.packed(cu_seqlens_k)
         starts_k = library.pointer(cu_seqlens_k)
-    call.like, call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k = q, q_pointer, k_pointer, v_pointer, starts_q, starts_k
+    call.like, call.q, call.k, call.v = q, q_pointer, k_pointer, v_pointer
+    call.cu_seqlens_q, call.cu_seqlens_k = starts_q, starts_k
     call.q_batch_stride = call.k_batch_stride = call.v_batch_stride = call.out_batch_stride = 0
     call.q_row_stride, call.q_head_stride, call.k_row_stride, call.k_head_stride = q0, q1, k0, k1
     call.v_row_stride, call.v_head_stride = v0, v1

@@ -11,8 +11,8 @@ from .inputs import Inputs
 
 
 def call_of(problem: Problem, inputs: Inputs, arrays: Mapping[str, object], address: Callable[[str, object], int]) -> Call:
-    """The call of `problem` on `inputs` and further `arrays`, given by the name of their field (None: absent): results, and what a
-    backward is given. `address` gives that of an array, by its name.
+    """The call of `problem` on `inputs` and further `arrays`, given by the name of their field (None: absent): results, and what
+    a backward is given. `address` gives that of an array, by its name.
 
     The lengths of a paged cache are always read on the device, those of a dense one unless all are full.
     """
@@ -51,8 +51,8 @@ def call_of(problem: Problem, inputs: Inputs, arrays: Mapping[str, object], addr
 
 
 def parts_of(problem: Problem, given, results, lse) -> tuple[Inputs, dict[str, object]]:
-    """(inputs, further arrays) for `call_of`, of what a launch is given and what it writes: `Inputs`, out and lse, or of a backward
-    `GradientInputs` and `Gradients`."""
+    """(inputs, further arrays) for `call_of`, of what a launch is given and what it writes: `Inputs`, out and lse, or of a
+    backward `GradientInputs` and `Gradients`."""
     if problem.op != "backward":
         return given, {"out": results, "lse": lse}
     arrays = {"out": given.out, "dout": given.dout, "lse": given.lse, "dlse": given.dlse}

@@ -130,7 +130,8 @@ class _Draws:
         """Adds what `kernel` lacks of its pairs. Returns the values and pairs that it does not serve."""
         refused = [(name, value) for name, options in self._factors.items() for value in options
                    if not any(self.serves(kernel, self.values({name: value})) for _ in range(TRIED))]
-        usable = {name: tuple(value for value in options if (name, value) not in refused) for name, options in self._factors.items()}
+        usable = {name: tuple(value for value in options if (name, value) not in refused)
+                  for name, options in self._factors.items()}
         static = {name: options for name, options in usable.items() if name in STATIC}
         chosen, _ = self._cover(kernel, static, self._statics, None)
         self._statics += [{name: values[name] for name in STATIC} for values in chosen]

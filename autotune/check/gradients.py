@@ -62,8 +62,8 @@ class GradientInputs:
 
 def make_gradient_inputs(problem: Problem, kind: str, seed: int = 0, xp=np, sequences: Sequence[tuple[int, int]] | None = None,
                          exact: bool = True, make: Callable[..., Inputs] = make_inputs) -> GradientInputs:
-    """Inputs of `kind` for a backward, allocated by `xp`; `make` makes the forward's. Where not `exact`, which is enough for timing,
-    out and lse are of the size that they would have, but nobody computed them."""
+    """Inputs of `kind` for a backward, allocated by `xp`; `make` makes the forward's. Where not `exact`, which is enough for
+    timing, out and lse are of the size that they would have, but nobody computed them."""
     inputs = make(problem, kind, seed, xp) if sequences is None else make(problem, kind, seed, xp, sequences)
     drawn = _Generator(xp, seed + 1)
     shape = (*inputs.layout.rows, problem.heads_q, problem.head_dim_v)
@@ -83,7 +83,8 @@ def make_gradient_inputs(problem: Problem, kind: str, seed: int = 0, xp=np, sequ
 
 
 def _forward(inputs: Inputs, shape, lse_shape):
-    """(out, lse) of the float64 reference, rounded, or of large problems on a GPU those of the forward kernel, checked elsewhere."""
+    """(out, lse) of the float64 reference, rounded, or of large problems on a GPU those of the forward kernel, checked
+    elsewhere."""
     problem, xp = inputs.problem, inputs.xp
     if xp is not np and problem.flops > EXACT_FLOPS:
         return _launched(inputs)

@@ -108,7 +108,8 @@ def _judge(given: GradientInputs, name: str, array, expected: ExpectedGradients)
 
 
 def _judge_sinks(given: GradientInputs, dsinks, head_kv: int, expected: list[ExpectedGradients]) -> Verdict:
-    """Of the heads of one key/value head, whose sinks add up what all sequences give them; nothing is judged unless all are here."""
+    """Of the heads of one key/value head, whose sinks add up what all sequences give them; nothing is judged unless all are
+    here."""
     if len(expected) < given.problem.batch or not expected:
         return Verdict(True, 0.0)
     values, allowed = (sum(host(each.gradients["dsinks"][n]) for each in expected) for n in (0, 1))
@@ -116,5 +117,6 @@ def _judge_sinks(given: GradientInputs, dsinks, head_kv: int, expected: list[Exp
     ratios = abs(host(dsinks[first:first + len(values)]).astype(np.float64) - values) / allowed
     if ratios.max() <= 1:
         return Verdict(True, float(ratios.max()))
-    return Verdict(False, float(ratios.max()), f"dsinks is wrong at head {first + int(np.argmax(ratios))} ({given.inputs.kind} inputs, "
+    return Verdict(False, float(ratios.max()), f"dsinks is wrong at head {first + int(np.argmax(ratios))} ({given.inputs.kind} "
+                   "inputs, "
                                                f"seed {given.inputs.seed}): error {ratios.max():.3g} times what is allowed")

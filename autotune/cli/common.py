@@ -43,7 +43,8 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
 
 
 def add_backward(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backward", action="store_true", help="with a model: the gradients of its prompts, as in training, instead "
+    parser.add_argument("--backward", action="store_true", help="with a model: the gradients of its prompts, as in training, "
+                        "instead "
                         "of the prompts")
 
 
@@ -52,9 +53,10 @@ def add_gpu(parser: argparse.ArgumentParser) -> None:
                         help="a GPU of the catalogue (`autotune gpus` lists them); the default is the GPU at hand")
 
 
-def problems_of(args: argparse.Namespace, decode: bool = False, backward: bool = False, models: list | None = None) -> list[Problem]:
-    """The problems that `args` name, each once, in the order given. `decode` takes models' decode steps, `backward` the gradients of
-    their prompts, not the prompts.
+def problems_of(args: argparse.Namespace, decode: bool = False, backward: bool = False,
+                models: list | None = None) -> list[Problem]:
+    """The problems that `args` name, each once, in the order given. `decode` takes models' decode steps, `backward` the gradients
+    of their prompts, not the prompts.
 
     `models` are `models_of(args)` where the caller has shown them; else what is left out of them is said on stderr.
     Raises `ProblemError`, `ModelError`, `WorkloadError`, or `UsageError` if there is none.

@@ -14,7 +14,8 @@ from ..kernels import kernel_of
 
 def write(folder: Path, root: Path, names: tuple[str, ...] = ()) -> int:
     """Puts a cubin of every record of the database at `root` into the cache folder `folder`, those of the
-    GPUs called `names` if there are any. Returns how many there are. Needs NVRTC and no GPU. Raises `CompileError`, `CompilerMissing`, `DatabaseError`."""
+    GPUs called `names` if there are any. Returns how many there are. Needs NVRTC and no GPU. Raises `CompileError`,
+    `CompilerMissing`, `DatabaseError`."""
     sources = {}
     for _, record in view.all_records((root,)):
         gpu = view.gpu_of(record.gpu)

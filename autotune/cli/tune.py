@@ -40,12 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true",
                         help="print the layers that a model comes down to, what is left out, and the problems; tune nothing")
     parser.add_argument("--effort", choices=EFFORTS, default="quick",
-                        help="instant: a final between the few that should be fastest, half a second each; quick: at most a minute for "
+                        help="instant: a final between the few that should be fastest, half a second each; quick: at most a "
+                        "minute for "
                              "each problem; full: up to a quarter of an hour")
     parser.add_argument("--cover", action="store_true",
-                        help="not these problems but covers of what they need: for each head dim, mask and source of keys a dozen "
+                        help="not these problems but covers of what they need: for each head dim, mask and source of keys a "
+                        "dozen "
                         "configs on a grid of problems, so that lookups of any sizes rest on times; half a minute each")
-    parser.add_argument("--part", metavar="I/N", default="1/1", help="with --cover: every N-th cover, beginning with the I-th (1/1)")
+    parser.add_argument("--part", metavar="I/N", default="1/1", help="with --cover: every N-th cover, beginning with the I-th "
+                        "(1/1)")
     parser.add_argument("--seconds", type=float, default=math.inf,
                         help="with --cover: begin no cover after so long; the same command goes on from there")
     parser.add_argument("--gpus", metavar="LIST",

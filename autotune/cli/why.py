@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_trials(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", metavar="STORAGE",
-                        help="where the trials are (default: your own folder): a folder, or postgresql://USER@HOST/DATABASE, as in "
+                        help="where the trials are (default: your own folder): a folder, or postgresql://USER@HOST/DATABASE, as "
+                        "in "
                              "`tune --storage STORAGE`")
 
 

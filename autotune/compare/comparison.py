@@ -165,7 +165,8 @@ def run(problems: Sequence[Problem], peers: Sequence[Peer], gpu: Gpu, progress: 
         run.get_ready([problem for problem, _ in work], peers)
     for problem, able in work:
         chosen = (configs or {}).get(problem)
-        row, failed = _measured(run.measure_row if chosen is None else partial(run.measure_row, config=chosen), problem, able, gpu)
+        row, failed = _measured(run.measure_row if chosen is None else partial(run.measure_row, config=chosen), problem, able,
+                                gpu)
         run.release()
         skipped += [(problem, name, reason) for name, reason in failed]
         if row and (row.peers or row.read or alone):

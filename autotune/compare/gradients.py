@@ -1,7 +1,7 @@
 """The part of `bench` that times a backward: ours and the peers' through torch's autograd, on the same tensors and gradients.
 
-Each has done its forward before; what is timed is `torch.autograd.grad`, with whatever kernels a library runs before and after its
-main one. Without torch ours is launched alone.
+Each has done its forward before; what is timed is `torch.autograd.grad`, with whatever kernels a library runs before and after
+its main one. Without torch ours is launched alone.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def measure_backward(problem: Problem, peers: Sequence[Peer], gpu: Gpu, run) -> 
     return Row(problem, match.config, f"{match.tier}, {match.evidence}", timings.pop(OURS), timings, match.why), failed
 
 
-def _timed(problem: Problem, gpu: Gpu, bench: Bench, functions: Mapping[str, Backward], verdicts: Mapping[str, Verdict], run) -> dict:
+def _timed(problem: Problem, gpu: Gpu, bench: Bench, functions: Mapping[str, Backward], verdicts: Mapping[str, Verdict],
+           run) -> dict:
     candidates = [run._candidate(bench, name, function) for name, function in functions.items()]
     rounds, runs = run._rounds(problem, gpu, len(candidates)), []
     for n in range(run.RUNS):
@@ -87,7 +88,8 @@ def _alone(problem: Problem, config, bench: Bench) -> Backward:
 
 def _ours(problem: Problem, bench: Bench, run) -> Backward:
     given = bench.sets[0].inputs
-    sinks, slopes = (array if array is None else run._as_torch(array, "fp32") for array in (given.inputs.sinks, given.inputs.alibi_slopes))
+    sinks, slopes = (array if array is None else run._as_torch(array, "fp32")
+                     for array in (given.inputs.sinks, given.inputs.alibi_slopes))
     sinks = sinks if sinks is None else sinks.requires_grad_()
     options = dict(**problem.bounds.arguments, softcap=problem.softcap, sinks=sinks,
                    alibi_slopes=slopes)
@@ -121,7 +123,8 @@ def _recorded(bench: Bench, run, function: Callable, sinks=None) -> Backward:
     with torch.enable_grad():
         for item in bench.sets:
             given: GradientInputs = item.inputs
-            inputs = [run._as_torch(array, dtype).detach().requires_grad_() for array in (given.inputs.q, given.inputs.k, given.inputs.v)]
+            inputs = [run._as_torch(array, dtype).detach().requires_grad_()
+                      for array in (given.inputs.q, given.inputs.k, given.inputs.v)]
             graphs.append((function(*inputs), inputs + ([] if sinks is None else [sinks]), run._as_torch(given.dout, dtype)))
 
     def backward(i: int) -> tuple:

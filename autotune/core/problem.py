@@ -195,8 +195,8 @@ class Problem:
 
     def bucketed(self) -> Problem:
         """The representative of this problem's bucket: lengths rounded up to 8 steps an octave, batch to 4."""
-        bucket = dict(batch=bucket_batch(self.batch), seqlen_q=bucket_length(self.seqlen_q), seqlen_k=bucket_length(self.seqlen_k),
-                      **self.bounds.bucketed()._asdict())
+        bucket = dict(batch=bucket_batch(self.batch), seqlen_q=bucket_length(self.seqlen_q),
+                      seqlen_k=bucket_length(self.seqlen_k), **self.bounds.bucketed()._asdict())
         return self if all(getattr(self, name) == value for name, value in bucket.items()) else replace(self, **bucket)
 
     def least_of_bucket(self) -> Problem:

@@ -49,8 +49,8 @@ _FLAGS = {"causal": {"window_right": 0}, "alibi": {"alibi": True}, "sinks": {"si
 
 
 def _parse_feature(text: str, token: str, fields: dict) -> None:
-    match = re.fullmatch(rf"({'|'.join(_FLAGS)})|({'|'.join(COUNTED)}|page)(\d+)|(softcap)(\d+(?:\.\d+)?)|(kv|out)([a-z]+\d\w*)", token,
-                         re.ASCII)
+    match = re.fullmatch(rf"({'|'.join(_FLAGS)})|({'|'.join(COUNTED)}|page)(\d+)|(softcap)(\d+(?:\.\d+)?)|(kv|out)([a-z]+\d\w*)",
+                         token, re.ASCII)
     if not match:
         raise ProblemError(f"problem {text!r}: unknown feature {token!r}; allowed are {_FEATURES}")
     flag, counted, count, softcap, value, typed, dtype = match.groups()

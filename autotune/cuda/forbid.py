@@ -18,7 +18,7 @@ class CompilingForbidden(RuntimeError):
     """A kernel would have to be compiled, and `forbid_compiling` is in force."""
 
 
-class forbid_compiling:  # noqa: N801: it reads as the function that it is
+class forbid_compiling:  # noqa: N801 it reads as the function that it is
     """Makes every later compile of a kernel raise `CompilingForbidden`. As a context manager it ends with its block."""
 
     def __init__(self):

@@ -74,8 +74,9 @@ def paths(root: Path) -> list[Path]:
 
 
 def check(files: Iterable[Path], compiled: bool = True) -> list[str]:
-    """One sentence for each cover in `files` that cannot be used, or that has a config which rules forbid; with `compiled`, for each
-    that is not current instead. Renders sources, and compiles nothing. Raises `CompilerMissing` if no NVRTC says its version."""
+    """One sentence for each cover in `files` that cannot be used, or that has a config which rules forbid; with `compiled`, for
+    each that is not current instead. Renders sources, and compiles nothing. Raises `CompilerMissing` if no NVRTC says its
+    version."""
     found = []
     for path in files:
         cover = read(path)

@@ -80,8 +80,8 @@ def paths(root: Path, op: str | None = None) -> list[Path]:
 def open_view(gpu: Gpu | GpuKey, op: str = "forward", roots: Iterable[Path] | None = None,
               static: Static | None = None, besides: Container[str] = ()) -> View:
     """What the search path knows about `gpu`. A measured record of an earlier folder hides one of a later folder. With `static`,
-    a static part in bf16, only its records are parsed, and of those of this GPU only ones whose names are not in `besides`: 5 ms where a whole file takes
-    60."""
+    a static part in bf16, only its records are parsed, and of those of this GPU only ones whose names are not in `besides`: 5 ms
+    where a whole file takes 60."""
     key = gpu if isinstance(gpu, GpuKey) else GpuKey.of(gpu)
     roots = tuple(search_path() if roots is None else map(Path, roots))
     records, complaints = _overlay(roots, op, key.__eq__, static, besides)

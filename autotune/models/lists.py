@@ -5,7 +5,8 @@
     groups:
       d64: [forward-bf16-b1-h32x32-q16384-k16384-d64-causal]
       window: [forward-bf16-b1-h64x8-q65536-k65536-d64-causal-left127-sinks]
-    calls: {window: 12}            # optional: how often each problem of a group is called; tuning searches longest where time is spent
+    calls: {window: 12}            # optional: how often each problem of a group is called; tuning searches longest where time is
+    spent
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class WorkloadError(ValueError):
 
 @dataclass(frozen=True)
 class Workload:
-    """Groups of problems, each simplified and each once in a group. `summary` has the problems that each name stands for, `calls` how
-    often those are called of which the file says it."""
+    """Groups of problems, each simplified and each once in a group. `summary` has the problems that each name stands for, `calls`
+    how often those are called of which the file says it."""
 
     title: str
     groups: Mapping[str, tuple[Problem, ...]]

@@ -18,7 +18,8 @@ RESIDENT_BLOCKS = 2  # blocks of a launch whose blocks draw their work, so that 
 RESULTS = {"backward": ("dq", "dk", "dv", "dsinks")}  # what a launch may write; of other operations out and lse
 
 
-def arguments(problem: Problem, config: Config, given, results, lse: np.ndarray | None, memory: Memory) -> tuple[Sequence[Step], bytes]:
+def arguments(problem: Problem, config: Config, given, results, lse: np.ndarray | None, memory: Memory) -> tuple[Sequence[Step],
+                                                                                                                 bytes]:
     """(steps, Params) of a launch on `check.calls.parts_of` these; adds its arrays to `memory`. What is lent is full of NaN."""
     writable = RESULTS.get(problem.op, ("out", "lse"))
 

@@ -67,8 +67,8 @@ def simulate(problem: Problem, config: Config, inputs: Inputs, out: np.ndarray, 
     """Launches `config`'s plan on the CPU; `out` (B, Sq, Hq, Dv) and `lse` (B, Hq, Sq) receive what it wrote.
 
     `seed` decides the order of blocks and warps and when asynchronous copies land: 0, 1, 2, ... take the extremes in turn.
-    `source` stands for what `host_source` gives; with `contract` products are fused into sums as ptxas does it. Raises `CompileError`, `CompilerMissing`,
-    `HostFault`.
+    `source` stands for what `host_source` gives; with `contract` products are fused into sums as ptxas does it. Raises
+    `CompileError`, `CompilerMissing`, `HostFault`.
     """
     memory = Memory(at_end=bool(seed & 1))
     steps, params = arguments(problem, config, inputs, out, lse, memory)

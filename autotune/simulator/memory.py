@@ -112,8 +112,8 @@ def _span(array: np.ndarray) -> tuple[int, bytes, bytes]:
 
 
 def tensor_map(shape: Map, itemsize: int, address: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
-    """The 128 bytes of runtime/sim.hpp's Tensor for a (batch, rows, heads, columns) array with these strides, in elements, of all but
-    the last axis."""
+    """The 128 bytes of runtime/sim.hpp's Tensor for a (batch, rows, heads, columns) array with these strides, in elements, of all
+    but the last axis."""
     (batch, rows, heads, columns), (batch_stride, row_stride, head_stride) = sizes, (stride * itemsize for stride in strides)
     return struct.pack("16Q", address, columns, rows, heads, batch, row_stride, head_stride, batch_stride,
                        shape.columns, shape.rows, shape.heads, itemsize, SWIZZLE_BYTES, 0, 0, 0)

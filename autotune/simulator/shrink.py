@@ -31,8 +31,8 @@ def shrunk(problem: Problem, config: Config) -> Problem:
     """`problem` with at most 2 key/value heads, 2 blocks of rows and 4 tiles of keys (of a backward 2
     blocks), the last ones ragged; with one batch entry, or 3 sequences if each has its own length.
 
-    What is compiled in stays, and so do page size, sinks and queries of a decode step. What the mask hides shrinks with the lengths,
-    so that each bound still hides or shows keys that it did.
+    What is compiled in stays, and so do page size, sinks and queries of a decode step. What the mask hides shrinks with the
+    lengths, so that each bound still hides or shows keys that it did.
     """
     rows, keys = tile_of(config)
     decode, backward = problem.op == "decode", problem.op == "backward"

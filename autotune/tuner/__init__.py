@@ -33,8 +33,8 @@ def tune(problems: Problem | str | Iterable[Problem | str], *, gpu: Gpu | str | 
     each problem is done, trials to `trials_root` (``trials`` in the user's database folder). Progress goes to `stream`
     (stderr). `gpus`: ``all`` or CUDA indices such as ``0,1``: one worker process each. `storage`: a folder or a URL that workers
     on other hosts share (`autotune worker`); then this process needs no GPU, and without `gpus` it only leads.
-    `calls`: how often a workload calls each problem (those that are not named: once). Of several problems those on which it spends
-    most time are searched longest, within what the effort allows for all of them together.
+    `calls`: how often a workload calls each problem (those that are not named: once). Of several problems those on which it
+    spends most time are searched longest, within what the effort allows for all of them together.
     A problem that fails is reported there and has no record. Bounds of a mask that hide nothing are dropped first.
 
     Ctrl-C keeps what was measured, and the same call goes on from there. Raises `ProblemError`, `GpuError`, `TuneError`,

@@ -43,8 +43,8 @@ OWN_FLOPS, OWN_BYTES = 2.5e12, 3e9  # of a problem with a record, to stand on a 
 MOST_OWN = 12  # problems with records that stand on a grid, beside those that are drawn
 
 
-def tune_covers(problems: Sequence[Problem], gpu: Gpu, device: int = 0, root: Path | None = None, part_of: tuple[int, int] = (1, 1),
-                seconds: float = math.inf, stream=None) -> list[Cover]:
+def tune_covers(problems: Sequence[Problem], gpu: Gpu, device: int = 0, root: Path | None = None,
+                part_of: tuple[int, int] = (1, 1), seconds: float = math.inf, stream=None) -> list[Cover]:
     """Measures the cover of each static part of `problems`, of every `part_of[1]`-th beginning with `part_of[0]`, for about
     `seconds`, and writes it to the database folder `root` (the user's if None). What is there and current is left as it is, so
     that the same call goes on from where it was. `gpu` must be the one at CUDA index `device`."""
@@ -99,7 +99,8 @@ def part(static: Static, like: Sequence[Problem], records: Sequence[Record], gpu
     return Part(static, (*first, *rest), first, tuple(candidates_of(static, first, records, gpu)))
 
 
-def measure(parts: Iterator[Part], gpu: Gpu, device: int, folder: Path, deadline: float, say: Callable[[str], None]) -> list[Cover]:
+def measure(parts: Iterator[Part], gpu: Gpu, device: int, folder: Path, deadline: float,
+            say: Callable[[str], None]) -> list[Cover]:
     """Measures `parts` one after another until `deadline` (of `time.monotonic`) and writes each to `folder`. The next part is
     compiled meanwhile."""
     done = []
@@ -144,7 +145,8 @@ class Surveying:
         built = {config: made for config, future in self._building.items() if isinstance(made := future.result(), Built)}
         compiled = time.monotonic()
         right = self._right(built)
-        raced = {problem: self._times(problem, right, RACE_ROUNDS) for problem in self.part.anchors if time.monotonic() < deadline}
+        raced = {problem: self._times(problem, right, RACE_ROUNDS) for problem in self.part.anchors
+                 if time.monotonic() < deadline}
         if not right or not any(any(row.values()) for row in raced.values()):
             self.say(f"{self.part.static.text}: nothing was measured")
             return None
@@ -156,7 +158,8 @@ class Surveying:
                 table[problem] = self._times(problem, {config: right[config] for config in chosen}, GRID_ROUNDS)
         self.worker.call("unload", [made.binary for made in right.values()], timeout=TIMES_S)
         self.say(f"{self.part.static.text}: {len(built)} of {len(self.part.candidates)} compiled, {len(right)} right, "
-                 f"{len(chosen)} chosen, {len(table)} problems, waited {compiled - began:.1f} s, took {time.monotonic() - began:.1f} s")
+                 f"{len(chosen)} chosen, {len(table)} problems, waited {compiled - began:.1f} s, took "
+                 f"{time.monotonic() - began:.1f} s")
         timed = {problem: row for problem, row in table.items() if any(row.get(config) for config in chosen)}
         sources = (right[config].binary.source_sha256[:covers.DIGITS] for config in chosen)
         times = (tuple(row.get(config) for config in chosen) for row in timed.values())

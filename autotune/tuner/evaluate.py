@@ -74,8 +74,8 @@ class Evaluator:
         return self._guarded([binary], work)
 
     def final(self, problem: Problem, entries: Sequence[tuple[Config, Binary]], seconds: float) -> list[Measurement]:
-        """Checks each of `entries` on every kind of inputs and times those that pass by turns, until it is clear which are as fast
-        as the fastest, for about `seconds` at most."""
+        """Checks each of `entries` on every kind of inputs and times those that pass by turns, until it is clear which are as
+        fast as the fastest, for about `seconds` at most."""
         self._must_be_open(problem)
 
         def work() -> list[Measurement]:
@@ -92,8 +92,8 @@ class Evaluator:
         return outcome if isinstance(outcome, list) else [outcome] * len(entries)
 
     def _until_decided(self, candidates: Sequence[Candidate], seconds: float) -> list[Measurement]:
-        """Times `candidates` in captures of a few rounds each. How many is decided by how exact the times are, not by who leads, so
-        that stopping favours nobody (a sequential interval of fixed width: Chow & Robbins 1965)."""
+        """Times `candidates` in captures of a few rounds each. How many is decided by how exact the times are, not by who leads,
+        so that stopping favours nobody (a sequential interval of fixed width: Chow & Robbins 1965)."""
         began = time.monotonic()
         captures: list[list[Measurement]] = [[] for _ in candidates]
         for n in range(FINAL_CAPTURES[1]):

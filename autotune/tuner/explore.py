@@ -24,9 +24,9 @@ class Budget:
     """When to stop: after `trials` measured configs, after `seconds`, or when more is not expected to pay.
 
     A config that cannot be measured, because it does not compile or spills, counts `COMPILE_ONLY`. `worth` is the least
-    gain for which `HORIZON` more configs are tried, as a share of the best time. What they are expected to gain, at most, is the sum
-    of the largest expected improvements by the posterior of what was measured; Jones, Schonlau & Welch (1998) end a search where the
-    largest of these is under 1 %.
+    gain for which `HORIZON` more configs are tried, as a share of the best time. What they are expected to gain, at most, is the
+    sum of the largest expected improvements by the posterior of what was measured; Jones, Schonlau & Welch (1998) end a search
+    where the largest of these is under 1 %.
     """
 
     trials: int

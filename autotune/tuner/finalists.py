@@ -17,7 +17,8 @@ from .builder import Built
 from .search import steps_between
 
 CONTENDER = 1.08  # configs within this factor of the best may win the final: racing times them with few samples
-SHORT_US = 50.0  # below, a race's one graph may be lucky by more than that (33.7, 38.4 and 39.7 us of one decode step), but samples
+# below, a race's one graph may be lucky by more than that (33.7, 38.4 and 39.7 us of one decode step), but samples
+SHORT_US = 50.0
 SHORT_CONTENDER, SHORT_COUNT = 1.15, 2  # cost little: more may win, and so many times as many are timed again
 UNLIKE = 3  # single-step changes of compile parameters
 MAX_TIES = 8  # kept in a record

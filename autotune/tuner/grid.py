@@ -51,10 +51,11 @@ def split_heads(heads_q: int, heads_kv: int) -> list[tuple[int, int]]:
 
 def _drawn(static: Static, heads: Sequence[tuple[int, int]], bounds: Sequence[Bounds], u: Sequence[float]) -> Problem | None:
     heads_q, heads_kv = heads[int(u[3] * len(heads))]
-    fields = dict(op=static.op, dtype=static.dtype, kv_dtype=static.kv_dtype, out_dtype=static.out_dtype, head_dim=static.head_dim,
-                  head_dim_v=static.head_dim_v, heads_q=heads_q, heads_kv=heads_kv, softcap=50.0 if static.softcap else 0.0,
-                  alibi=static.alibi, kv=static.kv, page_size=PAGES[int(u[4] * len(PAGES))] if static.kv == "paged" else 0,
-                  sinks=static.mask == "window" and static.head_dim == 64, **bounds[int(u[5] * len(bounds))]._asdict())
+    fields = dict(op=static.op, dtype=static.dtype, kv_dtype=static.kv_dtype, out_dtype=static.out_dtype,
+                  head_dim=static.head_dim, head_dim_v=static.head_dim_v, heads_q=heads_q, heads_kv=heads_kv, softcap=50.0
+                  if static.softcap else 0.0, alibi=static.alibi, kv=static.kv, page_size=PAGES[int(u[4] * len(PAGES))]
+                  if static.kv == "paged" else 0, sinks=static.mask == "window" and static.head_dim == 64,
+                  **bounds[int(u[5] * len(bounds))]._asdict())
     if static.op == "decode":
         return _step(static, fields, u)
     if static.kv == "paged":

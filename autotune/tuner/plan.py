@@ -33,8 +33,9 @@ SPREAD = 4  # a worker takes one of the first few free problems, so that many wh
 
 @dataclass(frozen=True)
 class Item:
-    """A problem to tune: its text, how hard to try, and the source hash of its default config, which says whose kernels. `share` is
-    its weight in a workload and how much of the effort it gets (`spread.Share`); the first leader that wants a problem says it."""
+    """A problem to tune: its text, how hard to try, and the source hash of its default config, which says whose kernels. `share`
+    is its weight in a workload and how much of the effort it gets (`spread.Share`); the first leader that wants a problem says
+    it."""
 
     problem: str
     effort: str

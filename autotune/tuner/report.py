@@ -21,7 +21,8 @@ MOST_BYTES = 8 << 20  # of a result file
 def rows_of(gpu: Gpu, trials: str | None = None, benches: Sequence[Path] = ()) -> tuple[list[Row], list[str]]:
     """(a row for each recorded problem, by its text; notes on what could not be read).
 
-    `trials`: the storage that has them, a folder (None: the user's) or a URL. `benches`: result files of `autotune bench --out`. Raises `TuneError` for one that is none.
+    `trials`: the storage that has them, a folder (None: the user's) or a URL. `benches`: result files of `autotune bench --out`.
+    Raises `TuneError` for one that is none.
     """
     peers = _peers(gpu, benches)
     with_trials, notes = set(insight.known_problems(gpu, trials)), []

@@ -1,10 +1,10 @@
 """How a workload's budget is spread: by what each problem stands to gain.
 
-A share of time that is gained of one problem is worth as much as the problem takes of the workload's time (time of a call x calls).
-So problem i is searched until `HORIZON` more configs are expected to gain less than worth / weight of its time, where weight is
-its time over the mean: then the last seconds spent on each problem gain the workload equally much, which is where a fixed budget
-gains most. Configs that may be measured grow with the root of the weight, because gains of a search diminish, and add up to what
-an even budget has.
+A share of time that is gained of one problem is worth as much as the problem takes of the workload's time (time of a call x
+calls). So problem i is searched until `HORIZON` more configs are expected to gain less than worth / weight of its time, where
+weight is its time over the mean: then the last seconds spent on each problem gain the workload equally much, which is where a
+fixed budget gains most. Configs that may be measured grow with the root of the weight, because gains of a search diminish, and
+add up to what an even budget has.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 log(time) is the kernel's own estimate (`prior`), plus a level, plus a residual. Residuals of two configs are the more alike the
 fewer single-step changes lie between them: a part of the covariance is a sum over parameters (each has an effect of its own), a
 part falls with all changes together (they interact), and a part is each config's own: only measuring it tells. How much of each,
-and how far likeness reaches, is what makes the measured times most likely (Rasmussen & Williams 2006, chapter 5), out of `SHAPES`.
-Deviations are widened if leaving each measurement out in turn shows that they are too small. What a config may gain is its expected improvement on the
-best time (Jones, Schonlau & Welch 1998), times the chance that it works at all, which is the share of working ones around it.
+and how far likeness reaches, is what makes the measured times most likely (Rasmussen & Williams 2006, chapter 5), out of
+`SHAPES`. Deviations are widened if leaving each measurement out in turn shows that they are too small. What a config may gain is
+its expected improvement on the best time (Jones, Schonlau & Welch 1998), times the chance that it works at all, which is the
+share of working ones around it.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ class Surrogate:
         return mean, self._doubt * np.sqrt(np.maximum(own - spent, 1e-12))
 
     def works(self, points: np.ndarray) -> np.ndarray:
-        """The chance that a config at each of `points` compiles without spills and is right: the share of working ones around it or,
-        if that is less, among those that have its value of some parameter."""
+        """The chance that a config at each of `points` compiles without spills and is right: the share of working ones around it
+        or, if that is less, among those that have its value of some parameter."""
         if not self._failed.any():
             return np.ones(len(points))
         near = np.exp(-self._likeness.steps(points, self._points))

@@ -27,7 +27,8 @@ def prepare(problems, gpu: Gpu | str | int | None = None, measure: bool = False)
         from . import TuneError, tune
 
         if not isinstance(gpu, (int, type(None))):
-            raise TuneError(f"gpu is {gpu!r}; measuring needs a GPU that is here: give its CUDA index, or None for the current one")
+            raise TuneError(f"gpu is {gpu!r}; measuring needs a GPU that is here: give its CUDA index, or None for the current "
+                            "one")
         device = current_device() if gpu is None else gpu
         here = detect(device)
         unknown = [problem for problem in as_problems(problems) if problem.flops and not _measured(lookup(problem, here))]

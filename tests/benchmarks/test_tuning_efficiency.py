@@ -33,7 +33,8 @@ def test_what_was_recorded_is_read_and_a_second_run_goes_on(space, tmp_path):
     assert list(found) == [values(config, FAKE) for config in space.configs]
     write(path, FAKE, space.configs, found)
     assert path.read_bytes() == before
-    assert any(result == "spilled" for result in found.values()) and space.best_us == min(t for t in found.values() if t != "spilled")
+    assert any(result == "spilled" for result in found.values()) and space.best_us == min(t for t in found.values()
+                                                                                          if t != "spilled")
 
 
 def test_searches_are_counted_until_they_are_near_the_best(space):

@@ -91,7 +91,8 @@ def test_a_window_may_be_any_pair(gpu):
 
 def test_what_requires_grad_goes_through_autograd(gpu, monkeypatch):
     recorded = []
-    module = SimpleNamespace(attend=lambda function, library, *arrays, **keywords: recorded.append((function, keywords)) or "recorded")
+    module = SimpleNamespace(attend=lambda function, library, *arrays, **keywords: recorded.append((function, keywords))
+                             or "recorded")
     monkeypatch.setitem(sys.modules, "autotune.calls.autograd", module)
     q, k, v = qkv()
     sinks, slopes = zeros(4), zeros(4)

@@ -1,4 +1,5 @@
-"""Gradients of calls on torch tensors: what is recorded, saved, refused. Kernels are replaced by torch's own arithmetic on the CPU."""
+"""Gradients of calls on torch tensors: what is recorded, saved, refused. Kernels are replaced by torch's own arithmetic on the
+CPU."""
 
 import math
 import weakref
@@ -17,7 +18,8 @@ from autotune.device.arrays import AttentionError, library_of  # noqa: E402
 def plain(q, k, v, sinks, scale, causal, starts=None):
     """(out, lse) of (B, S, H, D) tensors; with `starts` of packed sequences, (S, H, D) and equal starts of queries and keys."""
     if starts is not None:
-        parts = [plain(*(array[None, begin:end] for array in (q, k, v)), sinks, scale, causal) for begin, end in zip(starts, starts[1:])]
+        parts = [plain(*(array[None, begin:end] for array in (q, k, v)), sinks, scale, causal)
+                 for begin, end in zip(starts, starts[1:])]
         return torch.cat([out[0] for out, _ in parts]), torch.cat([lse[0] for _, lse in parts], -1)
     group = q.shape[2] // k.shape[2]
     s = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(group, 2)) * scale
@@ -41,7 +43,8 @@ def backward(library, q, k, v, out, lse, dout, dlse, sinks, slopes, mask, packed
     arrays = [array.detach().float().requires_grad_() for array in (q, k, v)]
     sink = None if sinks is None else sinks.detach().float().requires_grad_()
     with torch.enable_grad():
-        out, lse = plain(*arrays, sink, mask.scale, mask.bounds == CAUSAL, None if packed is None else packed.cu_seqlens_q.tolist())
+        out, lse = plain(*arrays, sink, mask.scale, mask.bounds == CAUSAL, None
+                         if packed is None else packed.cu_seqlens_q.tolist())
         loss = (out * dout.float()).sum() + (0 if dlse is None else (lse * dlse).sum())
         found = torch.autograd.grad(loss, arrays + ([sink] if sink is not None else []))
     return *(each.to(array.dtype) for each, array in zip(found, (q, k, v))), found[3].to(sinks.dtype) if want_sinks else None
@@ -54,11 +57,12 @@ def on_the_cpu(monkeypatch):
     autograd._refused.clear()
 
 
-def attend(q, k, v, *, causal=True, scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None, starts=None):
+def attend(q, k, v, *, causal=True, scale=None, softcap=0.0, sinks=None, alibi_slopes=None, return_lse=False, out=None,
+           starts=None):
     places = () if starts is None else (starts, starts, len(q), len(q))
     return autograd.attend(forward, library_of(q), q, k, v, places, gradients.Packed(*places) if places else None,
-                           bounds=CAUSAL if causal else FULL, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
-                           return_lse=return_lse, out=out)
+                           bounds=CAUSAL if causal else FULL, scale=scale, softcap=softcap, sinks=sinks,
+                           alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
 
 
 def tensors(dtype=torch.bfloat16, shape=(2, 20), requires_grad=True):
@@ -192,7 +196,8 @@ def test_forward_mode_is_refused():
 
 def test_deterministic_algorithms_are_asked_for_in_the_backward(monkeypatch):
     asked = []
-    monkeypatch.setattr(gradients, "differentiate", lambda *arguments: asked.append(arguments[10].deterministic) or backward(*arguments))
+    monkeypatch.setattr(gradients, "differentiate", lambda *arguments: asked.append(arguments[10].deterministic)
+                        or backward(*arguments))
     q, k, v = tensors()
     attend(q, k, v).sum().backward()
     out = attend(q, k, v)
@@ -206,7 +211,8 @@ def test_deterministic_algorithms_are_asked_for_in_the_backward(monkeypatch):
 
 def test_of_nothing():
     sinks = torch.zeros(4, requires_grad=True)
-    q, k, v = (torch.zeros(2, rows, heads, 16, dtype=torch.bfloat16, requires_grad=True) for rows, heads in ((3, 4), (0, 2), (0, 2)))
+    q, k, v = (torch.zeros(2, rows, heads, 16, dtype=torch.bfloat16, requires_grad=True)
+               for rows, heads in ((3, 4), (0, 2), (0, 2)))
     call = autograd.Recorded(None, (), {}, library_of(q), None, None, None)
     dlse = torch.ones(2, 4, 3)
     dq, dk, dv, dsinks = call.backward(q, k, v, None, None, sinks, None, dlse, True)

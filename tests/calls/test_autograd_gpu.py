@@ -1,4 +1,5 @@
-"""Gradients on a GPU: what torch's autograd gives for `attention` and `attention_varlen`, judged as kernels are; what broke elsewhere."""
+"""Gradients on a GPU: what torch's autograd gives for `attention` and `attention_varlen`, judged as kernels are; what broke
+elsewhere."""
 
 import numpy as np
 import pytest
@@ -38,7 +39,8 @@ def graph(given):
                    alibi_slopes=slopes, return_lse=True)
     if problem.packed:
         starts = [torch.as_tensor(given.layout.device_starts(name), device="cuda") for name in ("query", "key")]
-        out, lse = autotune.attention_varlen(*(array[0] for array in arrays), *starts, problem.seqlen_q, problem.seqlen_k, **options)
+        out, lse = autotune.attention_varlen(*(array[0] for array in arrays), *starts, problem.seqlen_q, problem.seqlen_k,
+                                             **options)
         out, lse = out[None], lse[None]
     else:
         out, lse = autotune.attention(*arrays, **options)
@@ -89,7 +91,8 @@ def test_expanded_and_transposed_gradients():
             assert (mine - contiguous).abs().max() <= 0.02 * contiguous.abs().max()
 
 
-@pytest.mark.parametrize("text", ["backward-bf16-b2-h8x2-q500-k500-d128-causal", "backward-bf16-b6-h4x2-q300-k300-d64-causal-varlen-sinks"])
+@pytest.mark.parametrize("text", ["backward-bf16-b2-h8x2-q500-k500-d128-causal",
+                                  "backward-bf16-b6-h4x2-q300-k300-d64-causal-varlen-sinks"])
 def test_the_same_bits_every_time_under_load(text):
     import cupy
 
@@ -107,7 +110,8 @@ def test_the_same_bits_every_time_under_load(text):
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("lengths", [((0, 0, 1023), (0, 1, 2043)), ((76, 34, 146), (1, 1, 1)), ((0, 5, 0), (7, 0, 3)), ((1,), (1,))])
+@pytest.mark.parametrize("lengths", [((0, 0, 1023), (0, 1, 2043)), ((76, 34, 146), (1, 1, 1)), ((0, 5, 0), (7, 0, 3)),
+                                     ((1,), (1,))])
 def test_sequences_without_queries_or_keys(lengths):
     import cupy
 
@@ -136,7 +140,8 @@ def test_a_captured_step_replays_with_other_lengths():
     starts = torch.tensor([0, 30, 90], device="cuda", dtype=torch.int32)
 
     def step():
-        return torch.autograd.grad(autotune.attention_varlen(q, k, v, starts, starts, 90, 90, causal=True).float().pow(2).sum(), (q, k, v))
+        return torch.autograd.grad(autotune.attention_varlen(q, k, v, starts, starts, 90, 90, causal=True).float().pow(2).sum(),
+                                   (q, k, v))
 
     torch.use_deterministic_algorithms(True)
     try:

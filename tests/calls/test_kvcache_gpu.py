@@ -31,8 +31,9 @@ def call(problem, inputs, convert=lambda array: array, **keywords):
     layout = inputs.layout
     return autotune.attention_with_kvcache(
         *map(convert, (inputs.q, inputs.k, inputs.v)), cache_seqlens=convert(layout.device_lengths()),
-        page_table=convert(layout.table), **problem.bounds.arguments, softcap=problem.softcap, sinks=convert(inputs.sinks), alibi_slopes=convert(inputs.alibi_slopes),
-        k_scale=convert(inputs.k_scales), v_scale=convert(inputs.v_scales), return_lse=True, **keywords)
+        page_table=convert(layout.table), **problem.bounds.arguments, softcap=problem.softcap, sinks=convert(inputs.sinks),
+        alibi_slopes=convert(inputs.alibi_slopes), k_scale=convert(inputs.k_scales), v_scale=convert(inputs.v_scales),
+        return_lse=True, **keywords)
 
 
 def verdict(problem, cupy, convert=lambda array: array, **keywords):

@@ -34,7 +34,8 @@ def calls():
         "varlen": (11, lambda: autotune.attention_varlen(q[0], k[0], v[0], starts, starts, 40, 40, causal=True)),
         "decode": (8, lambda: autotune.attention_with_kvcache(token, cache, cache, cache_seqlens=lengths)),
         "paged decode": (8, lambda: autotune.attention_with_kvcache(token, pages, pages, **paged)),
-        "mixed": (14, lambda: autotune.attention_with_kvcache(ragged, pages, pages, cu_seqlens_q=begins, max_seqlen_q=43, **paged)),
+        "mixed": (14, lambda: autotune.attention_with_kvcache(ragged, pages, pages, cu_seqlens_q=begins, max_seqlen_q=43,
+                                                              **paged)),
     }
 
 
@@ -43,7 +44,9 @@ def test_a_warm_call_changes_modules_seldom(gpu, name, monkeypatch):
     monkeypatch.setattr(FakeGpu, "launchKernel", lambda self, *arguments: self.launches.append(arguments))  # computes nothing
     made = {}
     for maker in ("empty", "empty_like"):  # gives the same array each time, as a caching allocator does: it has maps already
-        def again(like, *shape, make=getattr(gpu.library, maker)):
+        make = getattr(gpu.library, maker)
+
+        def again(like, *shape, make=make):
             return made.setdefault((like.shape, *shape), make(like, *shape))
 
         monkeypatch.setattr(gpu.library, maker, again)

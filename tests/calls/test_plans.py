@@ -64,7 +64,7 @@ def test_what_a_warm_call_launches_is_the_kernels_plan_and_arguments(kernel, dat
     call.batch, call.seqlen_q, call.seqlen_k, call.scale, call.sink_dtype, call.lent = *sizes, scale, sink_dtype, ()
     bound = binding.bind(like, config, lambda blocks: 2**40, lambda *_: b"")
     grids = bound.sized(call)
-    for name, floats in call.lent:
+    for name, _ in call.lent:
         setattr(call, name, 64)
     assert grids == tuple(step.grid for step in kernel.plan(problem, config))
     heads = 2 * math.ceil(4 / kernel.block_heads(config))  # sets of heads that a block may own

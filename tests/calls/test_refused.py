@@ -25,7 +25,8 @@ class Tracer:
 
 
 @EACH
-@pytest.mark.parametrize("what", [None, 5, "q", np.ndarray, Tracer(), np.zeros((1, 2, 2, 64))], ids=["none", "int", "text", "class", "tracer", "numpy"])
+@pytest.mark.parametrize("what", [None, 5, "q", np.ndarray, Tracer(), np.zeros((1, 2, 2, 64))],
+                         ids=["none", "int", "text", "class", "tracer", "numpy"])
 def test_f9_what_is_no_array_of_a_gpu_is_a_sentence(name, what):
     call, count = CALLS[name]
     with pytest.raises(AttentionError, match="q is a"):

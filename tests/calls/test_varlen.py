@@ -201,7 +201,8 @@ def test_a_head_dim_that_no_kernel_computes(gpu):
 
 def test_what_requires_grad_goes_through_autograd(gpu, monkeypatch):
     recorded = []
-    monkeypatch.setitem(sys.modules, "autotune.calls.autograd", SimpleNamespace(attend=lambda *call, **keywords: recorded.append(call)))
+    monkeypatch.setitem(sys.modules, "autotune.calls.autograd", SimpleNamespace(attend=lambda *call,
+                                                                                **keywords: recorded.append(call)))
     monkeypatch.setattr(Tensor, "contiguous", lambda tensor: tensor, raising=False)
     q, *rest = packed()
     q.requires_grad = True

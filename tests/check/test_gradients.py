@@ -81,7 +81,8 @@ def write(gradients: Gradients, values: Gradients, dtype: str) -> None:
             bits(target, "fp32" if name == "dsinks" else dtype)[...] = bits(source, "fp32" if name == "dsinks" else dtype)
 
 
-@pytest.mark.parametrize("text", ["backward-bf16-b2-h4x2-q70-k100-d16-causal-sinks", "backward-fp16-b3-h2x1-q90-k90-d24x16-left30-varlen",
+@pytest.mark.parametrize("text", ["backward-bf16-b2-h4x2-q70-k100-d16-causal-sinks",
+                                  "backward-fp16-b3-h2x1-q90-k90-d24x16-left30-varlen",
                                   "backward-bf16-b1-h2x1-q40-k70-d32-softcap4-alibi"])
 def test_right_gradients_pass_on_every_kind(text):
     problem = Problem.parse(text)

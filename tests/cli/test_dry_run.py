@@ -39,7 +39,8 @@ def test_a_model_config_shows_its_layer_kinds_what_is_left_out_and_the_problems(
     assert causal[1:6] == ["10", "32", "over", "4", "512"]
     assert "8 problems to tune:" in out and "  forward-bf16-b1-h32x4-q8192-k8192-d512-causal\n" in out
 
-    assert main(["tune", "--model-config", config_file(tmp_path, "Qwen/Qwen3-Next-80B-A3B-Instruct"), "--dry-run", "--decode"]) == 0
+    assert main(["tune", "--model-config", config_file(tmp_path, "Qwen/Qwen3-Next-80B-A3B-Instruct"), "--dry-run",
+                 "--decode"]) == 0
     out = capsys.readouterr().out
     assert "36 layers of kind linear_attention are left out" in out and "  decode-bf16-b1-h16x2-q1-k4096-d256\n" in out
 
@@ -50,7 +51,8 @@ def test_a_model_and_a_workload(tmp_path, capsys):
     assert "gpt-oss 20b: 24 layers attend" in out and "left 127, sinks" in out and "6 problems to tune:" in out
 
     path = tmp_path / "mine.yaml"
-    path.write_text("title: Mine\ngroups: {short: [forward-bf16-b1-h8x8-q64-k64-d64-causal], two: [forward-bf16-b1-h8x8-q64-k64-d64, "
+    path.write_text("title: Mine\ngroups: {short: [forward-bf16-b1-h8x8-q64-k64-d64-causal], two: "
+                    "[forward-bf16-b1-h8x8-q64-k64-d64, "
                     "forward-bf16-b1-h8x8-q128-k128-d64]}\n")
     assert main(["tune", "--workload", str(path), "--dry-run"]) == 0
     out = capsys.readouterr().out

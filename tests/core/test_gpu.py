@@ -47,8 +47,8 @@ def test_c10_f23_gpus_and_matches_pickle_and_copy():
     assert pickle.loads(pickle.dumps(match)).gpu.limits == match.gpu.limits
 
 
-@pytest.mark.parametrize("changes", [dict(alibi="yes"), dict(sinks=[]), dict(sinks=1), dict(packed_queries=None), dict(kv_dtype=[1]),
-                                     dict(dtype={}), dict(op=None), dict(kv=["dense"])], ids=str)
+@pytest.mark.parametrize("changes", [dict(alibi="yes"), dict(sinks=[]), dict(sinks=1), dict(packed_queries=None),
+                                     dict(kv_dtype=[1]), dict(dtype={}), dict(op=None), dict(kv=["dense"])], ids=str)
 def test_f28_fields_of_the_wrong_kind_are_refused(changes):
     with pytest.raises(ProblemError, match=next(iter(changes))):
         Problem(**changes)

@@ -76,7 +76,8 @@ def test_a_ring_that_was_enough_for_more_blocks_does_not_serve_where_it_is_too_s
 
 
 def test_pieces_are_of_the_sizes_that_are_asked_for():
-    alone = config("decode-bf16-b32-h64x8-q1-k8192-d64-page16-kve4m3", **dict(PAIRED, num_warps=8, num_stages=4, min_blocks_per_sm=1))
+    alone = config("decode-bf16-b32-h64x8-q1-k8192-d64-page16-kve4m3", **dict(PAIRED, num_warps=8, num_stages=4,
+                                                                              min_blocks_per_sm=1))
     few = Problem.parse("decode-bf16-b4-h64x8-q1-k8192-d64-page16-kve4m3")
     assert KERNEL.fitted(few, alone, H200)["pieces"] == 132  # 64 SMs would do it all
     uncut = config("decode-bf16-b128-h64x8-q1-k8192-d64", pieces=1056, min_blocks_per_sm=4)
@@ -109,7 +110,8 @@ def test_sequences_that_fill_the_gpu_are_not_cut(batch):
     assert KERNEL.launches(asked, match.config).grid == KERNEL.unsplit(asked, match.config)
 
 
-@pytest.mark.parametrize("asked", ["forward-bf16-b2-h40x8-q6144-k6144-d128-causal", "forward-bf16-b1-h20x4-q6144-k6144-d128-causal"])
+@pytest.mark.parametrize("asked", ["forward-bf16-b2-h40x8-q6144-k6144-d128-causal",
+                                   "forward-bf16-b1-h20x4-q6144-k6144-d128-causal"])
 def test_no_row_is_computed_for_a_head_that_is_not_there(asked):
     """1565 us where another config took 978: 8 rows computed for 5."""
     match = lookup(asked, H200)

@@ -36,19 +36,22 @@ def test_kernels_that_are_preferred_but_do_not_run_have_a_reason():
 
 def test_lines_of_a_default_name_tier_evidence_and_slowdown():
     lines = dict(why.lines(autotune.lookup(PROBLEM, GPU), PROBLEM))
-    assert lines["tier"].startswith("default: nothing that was measured helps") and lines["evidence"].startswith("predicted: never timed")
+    assert lines["tier"].startswith("default: nothing that was measured helps") and lines["evidence"].startswith("predicted: "
+                                                                                                                 "never timed")
     assert "10 %, at most 60 % above" in lines["slowdown"] and "never timed" in lines["expected"] and "next" not in lines
 
 
 def test_lines_of_a_near_match_say_what_was_expected_and_what_came_next(db):  # noqa: F811
-    facts = dict(default_config=lookup.default_config(lookup.Problem.parse("forward-bf16-b1-h32x8-q8192-k8192-d128-causal"), H200),
+    facts = dict(default_config=lookup.default_config(lookup.Problem.parse("forward-bf16-b1-h32x8-q8192-k8192-d128-causal"),
+                                                      H200),
                  default_time_us=900.0)
     db(record("forward-bf16-b1-h32x8-q8192-k8192-d128-causal", **facts),
        record("forward-bf16-b1-h32x8-q4096-k4096-d128-causal", config=LEGAL[1], **facts))
     near = Problem.parse("forward-bf16-b1-h32x8-q7168-k7168-d128-causal")
     lines = why.lines(lookup.lookup(near, H200), near)
     named = dict(lines)
-    assert named["tier"].startswith("near: the config with the least time to expect") and "us (its own account" in named["expected"]
+    assert named["tier"].startswith("near: the config with the least time to expect")
+    assert "us (its own account" in named["expected"]
     assert "timed on forward-bf16-b1-h32x8-q8192-k8192-d128-causal" in named["expected"]
     following = [text for name, text in lines if name == "next"]
     assert following and all("for doubt: forward_wgmma" in text for text in following)
@@ -67,7 +70,8 @@ def test_decode_says_how_keys_are_cut():
     assert said["splits"].startswith("keys are not cut: 8192 blocks")
     config = KERNELS["decode_mma"].config(problem.static, {**config.values, "last_block_merges": False})
     long = Problem.parse("decode-bf16-b1-h32x8-q1-k65536-d128-page16")
-    assert "a second kernel of 8 blocks merges" in dict(why.lines(Match(config, "default", "predicted", long, GPU), long))["splits"]
+    assert "a second kernel of 8 blocks merges" in dict(why.lines(Match(config, "default", "predicted", long, GPU),
+                                                                  long))["splits"]
 
 
 def test_calls_are_counted_by_tier(gpu):

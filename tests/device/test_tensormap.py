@@ -73,7 +73,8 @@ STRIDES = {"q": (800, 808, 816), "k": (824, 832, 840), "v": (848, 856, 864), "ou
 
 def call_of(problem):
     call = Call.of(problem, 0)
-    call.seqlen_q, call.seqlen_k, call.scale, call.lent, call.counters, call.tickets = problem.seqlen_q, problem.seqlen_k, 0.5, (), 0, 0
+    call.seqlen_q, call.seqlen_k, call.scale = problem.seqlen_q, problem.seqlen_k, 0.5
+    call.lent, call.counters, call.tickets = (), 0, 0
     call.lse = call.sink_dtype = 0
     for n, (tensor, strides) in enumerate(STRIDES.items()):
         setattr(call, tensor, 1024 << n)
@@ -95,7 +96,8 @@ def resident(sms):
 def test_params_are_what_fields_say(kernel):
     for config in {config["split_keys"]: config for config in kernel.space(PROBLEM, GPU)}.values() if kernel.draws else \
             [kernel.default(PROBLEM, GPU)]:
-        bound, params, call = binding.bind(PROBLEM, config, resident(GPU.sms)), kernel.params(PROBLEM.static, config), call_of(PROBLEM)
+        bound, params, call = binding.bind(PROBLEM, config, resident(GPU.sms)), kernel.params(PROBLEM.static,
+                                                                                              config), call_of(PROBLEM)
         grids = bound.sized(call)
         for name, _ in call.lent:
             setattr(call, name, 640)
@@ -114,7 +116,8 @@ def test_each_map_of_forward_wgmma_is_of_its_tensor():
     kernel = KERNELS["forward_wgmma"]
     config = kernel.default(PROBLEM, GPU)
     values = packed(binding.bind(PROBLEM, config, resident(GPU.sms)), call_of(PROBLEM))
-    wanted = {"q": (1024, (2, 300, 8, 128)), "k": (2048, (2, 700, 2, 128)), "v": (4096, (2, 700, 2, 64)), "out": (8192, (2, 300, 8, 64))}
+    wanted = {"q": (1024, (2, 300, 8, 128)), "k": (2048, (2, 700, 2, 128)), "v": (4096, (2, 700, 2, 64)),
+              "out": (8192, (2, 300, 8, 64))}
     maps = kernel.maps(PROBLEM, config)
     assert [field.name for field in kernel.fields if field.type == "TensorMap"] == [f"{shape.tensor}_map" for shape in maps]
     for shape, encoded in zip(maps, values):

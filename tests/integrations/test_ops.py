@@ -188,8 +188,8 @@ def test_gradients_over_a_cache_are_refused_while_tracing_too(torch_gpu, which):
     none = dict.fromkeys(("cache_seqlens", "page_table", "cu_seqlens_q", "max_seqlen_q", "max_seqlen_k", "k_scale", "v_scale",
                           "num_splits", "scale", "alibi_slopes"))
     with pytest.raises(AttentionError, match=f"{which} requires grad"):
-        ops.attention_with_kvcache(arrays["q"], k, v, **none, causal=True, window=(None, None), softcap=0.0, sinks=arrays["sinks"],
-                                   return_lse=False, out=arrays["out"], prefix=0)
+        ops.attention_with_kvcache(arrays["q"], k, v, **none, causal=True, window=(None, None), softcap=0.0,
+                                   sinks=arrays["sinks"], return_lse=False, out=arrays["out"], prefix=0)
 
 
 def test_eager_calls_do_not_go_through_the_dispatcher(torch_gpu, monkeypatch):

@@ -89,7 +89,8 @@ def test_right_on_the_simulator(kernel, text):
     assert verdict.ok, verdict.message
 
 
-@pytest.mark.parametrize("values", [dict(key_stages=1, query_stages=1), dict(key_rows=128, key_queries=16, query_rows=128, query_keys=96),
+@pytest.mark.parametrize("values", [dict(key_stages=1, query_stages=1),
+                                    dict(key_rows=128, key_queries=16, query_rows=128, query_keys=96),
                                     dict(column_parts=2, key_queries=32)])
 def test_mma_parameters_on_the_simulator(values):
     asked = problem("bf16-b1-h2x1-q150-k140-d80-causal-sinks")

@@ -1,4 +1,5 @@
-"""Tiles of forward_wgmma that end with the last key (forward_wgmma/tiles/tight.cuh.j2), and rows that begin with a finite reference or a sink.
+"""Tiles of forward_wgmma that end with the last key (forward_wgmma/tiles/tight.cuh.j2), and rows that begin with a finite
+reference or a sink.
 
 The last tile shares keys with the one before it, a lone one begins before all keys: each such key must count once or not at all.
 """

@@ -146,7 +146,7 @@ def test_whatever_a_field_holds_the_answer_is_a_reading_or_a_sentence(value):
                  "stepfun-ai/Step-3.5-Flash", "nvidia/Llama-3_3-Nemotron-Super-49B-v1", "databricks/dbrx-base",
                  "EleutherAI/gpt-neo-1.3B", "openai/whisper-large-v3", "openai/clip-vit-large-patch14",
                  "meta-llama/Llama-4-Scout-17B-16E", "deepseek-ai/DeepSeek-V3"):
-        for path, derived in readings(RIGHT[name], put):
+        for _, derived in readings(RIGHT[name], put):
             assert derived is None or derived.kinds and all(kind.layers >= 1 for kind in derived.kinds)
         try:
             derive(RIGHT[name]["config"] | {"a_field_of_tomorrow": value})

@@ -124,7 +124,8 @@ PACKAGES = {  # each package and those that it may import, deferred imports incl
     "simulator": {"core", "kernels", "cuda", "calls", "check"},
     "tuner": {"core", "models", "kernels", "cuda", "device", "database", "calls", "check", "timing", "simulator"},
     "compare": {"core", "kernels", "cuda", "device", "database", "calls", "check", "timing"},
-    "cli": {"core", "models", "kernels", "cuda", "device", "database", "calls", "check", "timing", "simulator", "tuner", "compare"},
+    "cli": {"core", "models", "kernels", "cuda", "device", "database", "calls", "check", "timing", "simulator", "tuner",
+            "compare"},
 }
 
 

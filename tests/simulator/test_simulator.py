@@ -306,7 +306,8 @@ def effects(problem):
     def pairs(bounds):
         return bounds.visible_pairs(problem.seqlen_q, problem.seqlen_k) / (problem.seqlen_q * problem.seqlen_k)
 
-    without = {name: problem.bounds._replace(**{name: type(problem.bounds)._field_defaults[name]}) for name in problem.bounds._fields}
+    without = {name: problem.bounds._replace(**{name: type(problem.bounds)._field_defaults[name]})
+               for name in problem.bounds._fields}
     return {name: share for name, other in without.items() if (share := abs(pairs(problem.bounds) - pairs(other)))}
 
 

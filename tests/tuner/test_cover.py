@@ -102,7 +102,8 @@ def test_what_is_damaged_is_said_not_raised(surveyed):
     path = covers.file_of(folder, "nvidia-h200", static)
     text = path.read_text()
     for damage in (text[:len(text) // 2], text.replace("schema: 2", "schema: 9"), text.replace("-page16", "-left9-page16", 1),
-                   text.replace("decode_mma", "decode_nothing"), "[]", text.replace("configs:", "configs: []\nx:"), "\x00", text.replace("13.0.88", "new"), "- *a"):
+                   text.replace("decode_mma", "decode_nothing"), "[]", text.replace("configs:", "configs: []\nx:"), "\x00",
+                   text.replace("13.0.88", "new"), "- *a"):
         path.write_text(damage)
         assert isinstance(covers.read(path), str)
     path.unlink()

@@ -20,7 +20,8 @@ A100 = by_name("nvidia-a100-sxm-80gb")
 
 @pytest.fixture
 def four_gpus(monkeypatch, tmp_path):
-    """A machine with four H200s, of which the third is slow and the fourth broken, and an A100. Gives the devices of workers started."""
+    """A machine with four H200s, of which the third is slow and the fourth broken, and an A100. Gives the devices of workers
+    started."""
     import contextlib
 
     from cupy.cuda import runtime

@@ -37,7 +37,8 @@ def test_a_trial_comes_back_whole(store):
 def begun_by_another(root, n=2, ending="os._exit(9)"):
     """A child process begins SPACE[n] and then does `ending`. Its Popen."""
     script = (f"import sys, os, time; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-              "from tuner_fakes import *; from tuner_fakes import SPACE\nfrom pathlib import Path\nfrom autotune.tuner.store import Store\n"
+              "from tuner_fakes import *; from tuner_fakes import SPACE\nfrom pathlib import Path\nfrom autotune.tuner.store "
+              "import Store\n"
               f"store = Store(PROBLEM, H200, Path({str(root)!r}))\n"
               f"handle = store.begin(FAKE, SPACE[{n}], 's', 'c'); print('begun', flush=True)\n{ending}")
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,

@@ -58,7 +58,8 @@ class BackwardKernel(Kernel):
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         return {"kv": static.kv, "sequence_header": f"lib/sequences/{static.kv}.cuh",
-                "sequence_mask_header": f"lib/masks/packed/{static.mask}.cuh", "observers_header": f"backward/queries/{static.mask}.cuh"}
+                "sequence_mask_header": f"lib/masks/packed/{static.mask}.cuh",
+                "observers_header": f"backward/queries/{static.mask}.cuh"}
 
     def bind(self, problem: Problem, config: Config, resized: Resized | None = None) -> Sizer:
         """Reads `dsinks`, which is 0 if the sinks' gradient is not wanted. Of packed sequences grids are made for the worst that

@@ -99,8 +99,8 @@ class BackwardFused(HopperBackward):
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         columns = list(dict.fromkeys((static.head_dim, static.head_dim_v)))
         return {**super().operands(static, config), "fused": True, "wgmma_type": WGMMA_TYPES[static.dtype],
-                "qk": _multiply(KEY_QUERIES), "pv": _multiply(columns[0]), "more_qk": [], "more_pv": [_multiply(n) for n in columns[1:]],
-                "ds": _multiply(dq_columns(static, config.values))}
+                "qk": _multiply(KEY_QUERIES), "pv": _multiply(columns[0]), "more_qk": [],
+                "more_pv": [_multiply(n) for n in columns[1:]], "ds": _multiply(dq_columns(static, config.values))}
 
     def maps(self, problem: Problem, config: Config) -> tuple[Map, ...]:
         return tuple(Map(tensor, GROUP_ROWS, PANEL) for tensor in ("q", "k", "v", "dout"))
@@ -130,14 +130,14 @@ class BackwardFused(HopperBackward):
         return KEY_QUERIES, config["key_groups"] * GROUP_ROWS
 
     def preferred(self, problem: Problem, gpu: Gpu) -> bool:
-        """Where two products less a score are worth more than clearing, adding up and reading 4 bytes for each element of dQ: where
-        queries see some 500 keys on an H200."""
+        """Where two products less a score are worth more than clearing, adding up and reading 4 bytes for each element of dQ:
+        where queries see some 500 keys on an H200."""
         products_us = 4 * problem.visible_pairs / max(problem.seqlen_q, 1) / (0.6 * gpu.mma_tflops * 1e6)
         return products_us > 12 / (0.85 * gpu["bandwidth_gb_s"] * 1e3)
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
-        """Clocks of an SM for the tiles, each those of the busier of tensor cores and exp2 with a part of the other, and bytes of the
-        sums. Only ranks configs: nothing of it is fitted to measurements."""
+        """Clocks of an SM for the tiles, each those of the busier of tensor cores and exp2 with a part of the other, and bytes of
+        the sums. Only ranks configs: nothing of it is fitted to measurements."""
         d, dv, rows = problem.head_dim, problem.head_dim_v, config["key_groups"] * GROUP_ROWS
         tiles = visited_tiles(problem, rows, KEY_QUERIES) * problem.heads_q * problem.batch
         product = 2 * rows * KEY_QUERIES * (3 * d + 2 * dv) / gpu["tensor_flops_per_clock_sm"]

@@ -105,7 +105,8 @@ class BackwardMma(BackwardKernel):
                     query_rows=128 if small else 64, query_keys=64 if head_dim <= 128 else 32, query_stages=2)
         fixed = dict(longest_first=True, head_group=8)
         shapes = ({}, dict(key_stages=1, query_stages=1), dict(key_rows=64, key_queries=32, query_rows=64, query_keys=32),
-                  *(dict(key_rows=64, key_queries=n, key_stages=1, query_rows=64, query_keys=n, query_stages=1) for n in (32, 16)))
+                  *(dict(key_rows=64, key_queries=n, key_stages=1, query_rows=64, query_keys=n, query_stages=1)
+                    for n in (32, 16)))
         configs = [self.config(problem.static, {**fixed, **tile, **shape}) for shape in shapes]
         return next((c for c in configs if self.illegal(problem.static, c, gpu) is None), configs[-1])
 

@@ -18,7 +18,8 @@ from .mma import PANEL, _tiles
 GROUP_ROWS = 64  # M of wgmma
 MAPPED = ("q", "k", "v", "dout")
 WGMMA_TYPES = {"bf16": "bf16", "fp16": "f16"}
-AHEAD = Parameter("ahead", (2, 1, 0), "compile", "products of the next tile, S and dP, that start before this one's gradients end")
+AHEAD = Parameter("ahead", (2, 1, 0), "compile", "products of the next tile, S and dP, that start before this one's gradients "
+                  "end")
 # Of the loader at the least: with 24 it spills where sequences are packed, and in backward_queries where tiles have many panels.
 LOADER_REGISTERS, WIDE_LOADER_REGISTERS, PACKED_LOADER_REGISTERS = 24, 40, 48
 
@@ -92,9 +93,9 @@ EXPOSED = (0.5, 0.35, 0.25)  # of exp2 beside products, or products beside exp2,
 
 def tile_clocks(problem: Problem, config: Config, gpu: Gpu, rows: int, tile: int, columns: int, by_registers: int,
                 more_bytes: int) -> float:
-    """Clocks of all tiles of `tile` queries or keys that blocks of `rows` meet, for products of `columns` columns together, of which
-    those of `by_registers` have one operand in registers; others read 128 bytes of shared memory a clock. What exp2 does not hide
-    behind products is less with products ahead."""
+    """Clocks of all tiles of `tile` queries or keys that blocks of `rows` meet, for products of `columns` columns together, of
+    which those of `by_registers` have one operand in registers; others read 128 bytes of shared memory a clock. What exp2 does
+    not hide behind products is less with products ahead."""
     loaded = 2 * tile * (problem.head_dim + problem.head_dim_v)
     smem = loaded + more_bytes + rows // GROUP_ROWS * 2 * ((columns - by_registers) * (GROUP_ROWS + tile) + by_registers * tile)
     product = 2 * rows * tile * columns / gpu["tensor_flops_per_clock_sm"]
@@ -197,8 +198,8 @@ class BackwardWgmma(HopperBackward):
         return config["query_groups"] * GROUP_ROWS, key_rows(config.values)
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
-        """Clocks of an SM for the tiles of both kernels, each those of the busiest of tensor cores, exp2, shared memory and L2. Only
-        ranks configs: nothing of it is fitted to measurements."""
+        """Clocks of an SM for the tiles of both kernels, each those of the busiest of tensor cores, exp2, shared memory and L2.
+        Only ranks configs: nothing of it is fitted to measurements."""
         d, dv, keys, queries = problem.head_dim, problem.head_dim_v, config["key_queries"], config["query_keys"]
         handed = 4 * keys * GROUP_ROWS if config["roles"] == 2 else 0
         total = tile_clocks(problem, config, gpu, key_rows(config.values), keys, 2 * (d + dv), d + dv, handed)

@@ -24,7 +24,8 @@ DECODE_FIELDS = (
     Field("float*", "lse", "(batch, heads_q, seqlen_q), or (heads_q, queries), or null"),
     Field("const void*", "sinks", "(heads_q), or null"),
     Field("const int*", "lengths", "(batch): keys of each sequence, or null: all have seqlen_k", of="cache_seqlens"),
-    Field("const int*", "query_starts", "(batch + 1): where queries of a sequence begin among packed ones, or null: none are", of="cu_seqlens_q"),
+    Field("const int*", "query_starts", "(batch + 1): where queries of a sequence begin among packed ones, or null: none are",
+          of="cu_seqlens_q"),
     Field("const int*", "page_table", "(batch, pages of a sequence): numbers of pages; null unless paged"),
     Field("const float*", "k_scales", "of an 8-bit cache, one or (heads_kv), or null"),
     Field("const float*", "v_scales"),
@@ -59,7 +60,8 @@ DECODE_FIELDS = (
 )
 
 # With `dependent_launch`: what a block may have L2 fetch before the kernels before it have ended.
-EARLY_FIELDS = (Field("int", "prefetch_tiles", "tiles of each warp that are prefetched, 0: none", of="prefetch_tiles if pages else 0"),
+EARLY_FIELDS = (Field("int", "prefetch_tiles", "tiles of each warp that are prefetched, 0: none",
+                      of="prefetch_tiles if pages else 0"),
                 Field("int", "trigger_tiles", "tiles that each warp has left when the next kernel may come, 0: none"),
                 Field("int", "pages", "of the cache: numbers of pages below it are taken for right"))
 

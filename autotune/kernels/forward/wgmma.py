@@ -234,7 +234,8 @@ class ForwardWgmma(ForwardKernel):
         return self.estimate_us(problem, config, gpu, MOST_REGISTERS)
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
-        """Tiles in rounds of blocks, loads, and what blocks begin with: see `account`. Registers are those of the launch bounds."""
+        """Tiles in rounds of blocks, loads, and what blocks begin with: see `account`. Registers are those of the launch
+        bounds."""
         v = config.values
         threads = (1 + v["num_warpgroups"]) * WARPGROUP_SIZE
         resident = resident_blocks(gpu, threads, entry_registers(v, gpu["registers_per_sm"]), v["smem_bytes"])
