@@ -63,9 +63,12 @@ def main():
                 seen.clear()
                 with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    tune_kernel("kernel", "void kernel() {}", 1, [], parameters, lang="C", cache=path, simulation_mode=True,
-                                restrictions=[recorded], strategy=strategy,
-                                strategy_options={"max_fevals": min(len(table), 400)}, quiet=True)
+                    try:
+                        tune_kernel("kernel", "void kernel() {}", 1, [], parameters, lang="C", cache=path, simulation_mode=True,
+                                    restrictions=[recorded], strategy=strategy,
+                                    strategy_options={"max_fevals": min(len(table), 400)}, quiet=True)
+                    except Exception as error:  # a strategy's own fault, as in sparse spaces: what it tried counts
+                        print(f"{strategy}, seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
                 results[strategy].append([by_key[key] for key in seen[0]])
     json.dump(results, sys.stdout)
 

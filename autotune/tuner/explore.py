@@ -114,7 +114,8 @@ class _Loop:
             self.reason = f"{self.budget.trials} configs were measured"
         elif self.best_us is not None and not any(s.has_seeds or self._has_chance(s) for s in self.searches):
             self.outlook = sum(search.outlook(self.best_us) for search in self.searches)
-            if self.outlook < self.budget.worth:
+            informed = all(search.informed for search in self.searches if search.outlook(self.best_us) > 0)
+            if self.outlook < self.budget.worth and informed:
                 self.reason = (f"{HORIZON} more configs are expected to gain at most {self.outlook:.2%}, "
                                f"less than {self.budget.worth:.2%}")
         return bool(self.reason)

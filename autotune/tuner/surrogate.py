@@ -24,7 +24,7 @@ SHAPES = tuple((own, share, *reach) for own in (0.03, 0.15, 0.4) for share in (0
 SCALES = (0.001, 0.003, 0.01, 0.03, 0.06, 0.12, 0.25)  # standard deviations of the residual
 USUAL = 0.08  # of them: so far off the estimates of kernels are on an H200 (covers). Others are less likely, by log-normal odds
 ENOUGH = 5  # measurements to judge the fit by
-WORKS, DOUBTS = 0.9, 0.3  # the share of configs that work before any was tried, and how many tries that is worth
+WORKS, DOUBTS = 0.9, 1.0  # the share of configs that work before any was tried, and how many tries that is worth
 
 
 class Likeness:
@@ -43,19 +43,14 @@ class Likeness:
         self._tables = [[table.astype(np.float32) for table in tables] for tables in (codes, *factors)]
         self._width = sum(counts)
 
-    def values(self, vectors: np.ndarray) -> np.ndarray:
-        """(parameters, n) int: the value indices that `vectors` are of."""
-        return vectors[:, self._width * len(self._tables):].T.astype(int)
-
     @property
     def width(self) -> int:
         """Of a vector."""
-        return self._width * len(self._tables) + len(self._tables[0])
+        return self._width * len(self._tables)
 
     def vectors(self, points: np.ndarray) -> np.ndarray:
         """(n, width) float32 of `points`, (n, parameters) of value indices."""
-        coded = [table[column] for tables in self._tables for table, column in zip(tables, points.T)]
-        return np.concatenate([*coded, points.astype(np.float32)], axis=1)
+        return np.concatenate([table[column] for tables in self._tables for table, column in zip(tables, points.T)], axis=1)
 
     def steps(self, some: np.ndarray, others: np.ndarray) -> np.ndarray:
         """(some, others): single-step changes."""
@@ -115,17 +110,12 @@ class Surrogate:
         return mean, self._doubt * np.sqrt(np.maximum(own - spent, 1e-12))
 
     def works(self, points: np.ndarray) -> np.ndarray:
-        """The chance that a config at each of `points` compiles without spills and is right: the share of working ones around it
-        or, if that is less, among those that have its value of some parameter."""
+        """The chance that a config at each of `points` compiles without spills and is right: the share of working ones
+        around it."""
         if not self._failed.any():
             return np.ones(len(points))
         near = np.exp(-self._likeness.steps(points, self._points))
-        around = (WORKS * DOUBTS + near @ ~self._failed) / (DOUBTS + near.sum(axis=1))
-        for there, here in zip(self._likeness.values(points), self._likeness.values(self._points)):
-            count = 1 + max(there.max(), here.max())
-            tried, worked = np.bincount(here, minlength=count), np.bincount(here[~self._failed], minlength=count)
-            around = np.minimum(around, ((WORKS * DOUBTS + worked) / (DOUBTS + tried))[there])
-        return around
+        return (WORKS * DOUBTS + near @ ~self._failed) / (DOUBTS + near.sum(axis=1))
 
     def gains(self, points: np.ndarray, prior: np.ndarray, best_us: float) -> np.ndarray:
         """The expected gain of measuring each of `points`, as a share of `best_us`."""

@@ -1,3 +1,4 @@
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tuner_fakes import FAKE, H200, PROBLEM
@@ -5,6 +6,7 @@ from tuner_fakes import SPACE as WHOLE
 from tuner_fakes import fails, hash_of, synthetic_us
 
 from autotune.tuner.search import POOL, Search, diverse
+from autotune.tuner.surrogate import Likeness, Surrogate
 
 DEFAULT = FAKE.default(PROBLEM, H200)
 SPACE = tuple(dict.fromkeys((*WHOLE[::16], DEFAULT)))  # of the whole each proposal takes some 10 ms
@@ -78,10 +80,16 @@ def test_the_estimate_is_a_prior_and_measurements_overrule_it():
     assert {config["block_n"] for config in asked(search, 8, lambda config: 900.0 * config["block_n"] / 16)} <= {16, 32}
 
 
-def test_regions_that_fail_are_left():
-    search = Search(FAKE, SPACE, [DEFAULT], lambda config: 1000.0 / (2 + config["stages"]))
-    configs = asked(search, 35, lambda config: None if config["stages"] == 4 else synthetic_us(config))
-    assert 0 < sum(config["stages"] == 4 for config in configs[:35]) < 8
+def test_what_lies_near_failures_is_doubted():
+    """Points on a line of 10 values: those from 5 on fail."""
+    likeness = Likeness([10], [True])
+    points = likeness.vectors(np.arange(10)[:, None])
+    times = np.where(np.arange(10) < 5, 10.0, np.nan)
+    some = [0, 2, 4, 5, 7, 9]
+    works = Surrogate(likeness, points[some], times[some], np.zeros(len(some))).works(points)
+    assert min(works[:4]) > 0.7 > 0.6 > max(works[7:])
+    gains = Surrogate(likeness, points[some], times[some], np.zeros(len(some))).gains(points, np.zeros(10), 10.0)
+    assert gains[1] > gains[8] > 0
 
 
 def test_it_finds_the_optimum_region_in_few_configs():
