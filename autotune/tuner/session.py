@@ -59,8 +59,8 @@ class Effort:
 
 EFFORTS = {
     "instant": Effort(Budget(trials=0, seconds=0.0, worth=0.0), finalists=5, final_seconds=0.2),
-    "quick": Effort(Budget(trials=80, seconds=40.0, worth=0.005), finalists=8, final_seconds=4.0),
-    "full": Effort(Budget(trials=800, seconds=900.0, worth=0.001), finalists=16, final_seconds=20.0),
+    "quick": Effort(Budget(trials=80, seconds=40.0, worth=0.002), finalists=8, final_seconds=4.0),
+    "full": Effort(Budget(trials=800, seconds=900.0, worth=0.0005), finalists=16, final_seconds=20.0),
 }
 
 
