@@ -210,7 +210,7 @@ def _cached_case(items: tuple, op: str) -> Case | None:
 
 # Configs
 
-DRAWS = 1000  # of values, for a config that is legal
+DRAWS = 5000  # of values, for a config that is legal
 
 
 def drawn_configs(kernel: Kernel, case: Case, gpu: Gpu, count: int, seed: int) -> list[Config]:

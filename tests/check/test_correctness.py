@@ -137,7 +137,7 @@ def main_with(monkeypatch, cases, *arguments, target="correctness_fakes:FakeJudg
     monkeypatch.setattr(sys, "argv", ["benchmarks/correctness.py", *arguments])
     monkeypatch.setattr(_result, "detect", lambda: H200)
     monkeypatch.setattr(correctness, "OnGpu", lambda: _judges.OnGpu(target=target))
-    monkeypatch.setattr(correctness, "cover", lambda gpu, seed: (cases, {"forward_simt": ["kv varlen"]}))
+    monkeypatch.setattr(correctness, "cover", lambda gpu, seed, op: (cases, {"forward_simt": ["kv varlen"]}))
     monkeypatch.setattr("autotune.timing.conditions.conditions", lambda: {"driver": "none"})
     return correctness.main()
 
