@@ -43,10 +43,14 @@ class Known:
     def nvrtc(self) -> str:
         return self.covers[0].nvrtc if self.covers else ""
 
+    @cached_property
+    def _covered_buckets(self) -> frozenset[Problem]:
+        return frozenset(known.simplified().bucketed() for cover in self.covers for known in cover.problems)
+
     def exact(self, problem: Problem) -> Record | None:
         """The record of the bucket that `problem` stands for: measured before predicted, its own before another's."""
         records = self.records
-        if self.covers and any(known.simplified().bucketed() == problem for cover in self.covers for known in cover.problems):
+        if problem in self._covered_buckets:
             records = view.open_view(self.gpu, self.static.op, self._roots, self.static).records
         found = [record for record in records
                  if record.problem.static == problem.static and record.problem.simplified().bucketed() == problem
