@@ -21,6 +21,7 @@ from autotune.cuda.render import render
 from autotune.database import view
 from autotune.kernels import kernel_of
 from autotune.models.catalogue import ModelError
+from autotune.models import serving
 from autotune.models.serving import problems_of
 
 GPU = by_name("nvidia-h200")
@@ -80,7 +81,8 @@ def test_after_prepare_no_call_of_a_model_compiles(gpu, monkeypatch):
             return next(iter(one.entries.values()))
 
     monkeypatch.setattr(compile, "cached", lambda source, target: replace(one, source=source, target=target, entries=Entries()))
-    config = {**CONFIG, "num_attention_heads": 4, "hidden_size": 256, "max_position_embeddings": 256}
+    config = {**CONFIG, "num_attention_heads": 4, "hidden_size": 256}
+    monkeypatch.setattr(serving, "buckets", lambda longest, buckets=serving.buckets: buckets(256))
     autotune.prepare(config, gpu=0)
     keys = set(plans._binaries)
     for batch, rows, keys_ in ((1, 100, 100), (3, 77, 77), (2, 5, 200), (5, 33, 33)):
