@@ -8,7 +8,7 @@
 // compiler   NVRTC 13.0.88, -arch=sm_90a; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
 // again      autotune source forward-bf16-b64-h32x8-q3328-k3328-d128-causal-varlen --gpu nvidia-h200
 
-// Forward attention for Hopper: copy engine, warpgroup matrix multiply, specialised warps. sm_90a.
+// Forward attention for Hopper: TMA, warpgroup matrix multiply, specialised warps. sm_90a.
 //
 // One warp of the first warpgroup loads: it keeps NUM_STAGES buffers of K and of V filled, from the last tile to the
 // first. The other NUM_WARPGROUPS groups each own 64 query rows and compute: S = Q K^T from shared memory, softmax in
@@ -196,7 +196,7 @@ DEVICE void store_global_16(void* global, const Chunk& c) {
 DEVICE void mbarrier_init(u32 barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
-// Makes initialised barriers visible to the copy engine; a block barrier must follow.
+// Makes initialised barriers visible to TMA; a block barrier must follow.
 DEVICE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 DEVICE void mbarrier_arrive(u32 barrier) {
@@ -244,7 +244,7 @@ template <int REGISTERS> DEVICE void registers_claim() {
 }
 
 // ---- lib/ptx/tma.cuh
-// The copy engine: boxes of a tensor to swizzled tiles in shared memory (sm_90).
+// TMA: boxes of a tensor to swizzled tiles in shared memory (sm_90).
 
 // A CUtensorMap as the driver encodes it: rank 4, dimensions (column, row, head, batch).
 struct alignas(64) TensorMap { u64 words[16]; };
@@ -273,7 +273,7 @@ DEVICE void tma_store(const TensorMap& map, u32 smem_address, int column, int ro
 DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until all of this thread's committed stores have read their shared memory.
 DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// Orders this thread's ordinary accesses to shared memory before later ones by the copy engine and the tensor cores.
+// Orders this thread's ordinary accesses to shared memory before later ones by TMA and the tensor cores.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- lib/ptx/ticket.cuh
@@ -943,7 +943,7 @@ DEVICE RowEnd finish_row(float maximum_log2, float sum, float sink_log2) {
 // ---- lib/tile/ring.cuh
 // Rings of buffers between one warp that loads and groups that use what it has loaded.
 
-// The barriers of one ring of buffers: `full` counts the copy engine's bytes, `empty` the groups that are done with it.
+// The barriers of one ring of buffers: `full` counts TMA's bytes, `empty` the groups that are done with it.
 struct Ring {
     u32 barriers;
     DEVICE u32 full(int stage) const { return barriers + stage * 16; }
@@ -1111,7 +1111,7 @@ DEVICE void load_blocks(const Params& p, const Rings& rings) {
 // ---- forward_wgmma/results/finished.cuh.j2
 // The way out of a block of queries that has seen all of its keys.
 
-// Stores a group's output from its tile: by the copy engine, which goes on reading the tile for a while, unless the block has
+// Stores a group's output from its tile: by TMA, which goes on reading the tile for a while, unless the block has
 // fewer heads than its box.
 DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1][TILES_V][4], const Work& work, int group) {
     const int warp_row = thread_id() % WARPGROUP_SIZE / WARP_SIZE * 16;
@@ -1146,7 +1146,7 @@ DEVICE void store_output(const Params& p, const OTile& tile, const float (&o)[1]
         named_barrier_sync(1 + group, WARPGROUP_SIZE);
     }
 }
-// The leader of a group waits here until the copy engine has read what the group stored last.
+// The leader of a group waits here until TMA has read what the group stored last.
 DEVICE void wait_until_read() { tma_store_wait_read(); }
 
 // A sink is a key whose value is 0: where there is one, rows begin with it. `row` is this lane's first one.
@@ -1218,7 +1218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) forward
     Place<Q_STAGES> q_place;
     Place<NUM_STAGES> k_place, v_place;
     // The buffer of Q from which the last block's output leaves. Where the next block has another one, its first product
-    // starts before the group waits for the copy engine.
+    // starts before the group waits for TMA.
     constexpr bool RELEASE_LATE = Q_STAGES > 1;
     int leaving = -1;
     auto release_q = [&] {

@@ -207,7 +207,7 @@ def _attend(p, dtype_name, head_dim, head_dim_v):
     hkv = p["heads_q"] // p["group"]
 
     def tensor(name, rows, heads, dim):
-        if f"{name}_map" in p:  # then the copy engine looks at nothing else
+        if f"{name}_map" in p:  # then TMA looks at nothing else
             pointer, shape, strides, _, _ = decode_map(p[f"{name}_map"])
             assert shape == (p["batch"], rows, heads, dim)
             return _view(pointer, shape, (*(stride // dtype.itemsize for stride in strides), 1), dtype)

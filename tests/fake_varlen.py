@@ -12,7 +12,7 @@ def attend(p, dtype_name, head_dim, head_dim_v, attend_dense, decode_map):
     heads_kv, lengths = p["heads_q"] // p["group"], {"q": p["seqlen_q"], "k": p["seqlen_k"]}
     for name, of, heads, dim in (("q", "q", p["heads_q"], head_dim), ("k", "k", heads_kv, head_dim),
                                  ("v", "k", heads_kv, head_dim_v), ("out", "q", p["heads_q"], head_dim_v)):
-        if f"{name}_map" in p:  # the copy engine sees one batch entry
+        if f"{name}_map" in p:  # TMA sees one batch entry
             pointer, shape, strides, _, _ = decode_map(p[f"{name}_map"])
             assert pointer == p[name] and shape == (1, lengths[of], heads, dim)
             assert shape[1] == 1 or strides[1] == p[f"{name}_row_stride"] * size

@@ -1,4 +1,4 @@
-"""Tensor maps: what the copy engine of sm_90 has to know of a tensor, encoded by the driver on the host.
+"""Tensor maps: what TMA of sm_90 has to know of a tensor, encoded by the driver on the host.
 
 The driver function is called through ctypes: it is one call, and its arguments are plain arrays, which are kept from call to
 call, because making them costs more than the encoding itself.
@@ -83,7 +83,7 @@ def unmappable(sizes: tuple[int, int, int], strides: tuple[int, int, int]) -> st
     """Why a tensor with (batch, rows, heads) of these sizes and strides in elements has no map, or None."""
     for name, size, stride in zip(("batch", "row", "head"), sizes, strides):
         if size > 1 and (stride <= 0 or stride >= MAX_STRIDE):
-            return f"its {name} stride is {stride} elements; the copy engine takes 1 to {MAX_STRIDE - 1}"
+            return f"its {name} stride is {stride} elements; TMA takes 1 to {MAX_STRIDE - 1}"
     return None
 
 

@@ -98,7 +98,7 @@ def pages(spans, keys: int, gap: int, causal: bool, size: int) -> tuple:
 def overlapping(rows, size: int):
     """Pages (n, size, H, D) of rows (n + size - 1, H, D), of which page i begins at row i: a view. A page that begins behind the
     last of them ends outside of `rows`; decode kernels are given its number, too, and read no more keys of it than a sequence
-    has, which lie inside. (Not so the copy engine of forward kernels, whose maps end with the last page.)"""
+    has, which lie inside. (Not so TMA of forward kernels, whose maps end with the last page.)"""
     row, *rest = rows.stride()
     return rows.as_strided((rows.shape[0] - size + 1, size, *rows.shape[1:]), (row, row, *rest))
 

@@ -43,7 +43,7 @@ template <int STEPS, int TILES> DEVICE void pack_products(u32 (&a)[STEPS][4], fl
     pack(a, c);
 }
 
-// Zeroes rows [first, end) of a tile that the copy engine has filled with what no row of this block may meet: 0 * NaN is NaN. All
+// Zeroes rows [first, end) of a tile that TMA has filled with what no row of this block may meet: 0 * NaN is NaN. All
 // threads of a group call it.
 template <int ROWS, int COLUMNS> DEVICE void zero_rows(const SmemTile<ROWS, COLUMNS>& tile, int first, int end) {
     constexpr int CHUNKS = round_up(COLUMNS, 16) / 8;

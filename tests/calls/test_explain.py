@@ -51,7 +51,7 @@ def test_explain_says_which_array_the_copy_engine_cannot_read(gpu):
     explanation = autotune.explain(q, one_for_all, v)
     assert explanation.kernel.name == explanation.match.config.kernel == "forward_mma" and explanation.copies == ()
     assert explanation.refused == {"forward_wgmma": "it cannot take k: its batch stride is 0 elements; "
-                                                    "the copy engine takes 1 to 549755813887"}
+                                                    "TMA takes 1 to 549755813887"}
     assert "default: what lookup chose cannot take these arrays" in str(explanation)
     backwards = Tensor(q.array[:, ::-1])
     assert "cannot take q: its row stride is -256" in autotune.explain(backwards, k, v).refused["forward_wgmma"]

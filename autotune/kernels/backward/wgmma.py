@@ -1,4 +1,4 @@
-"""`backward_wgmma`: gradients of attention for Hopper, with the copy engine, warpgroup multiplies and specialised warps."""
+"""`backward_wgmma`: gradients of attention for Hopper, with TMA, warpgroup multiplies and specialised warps."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class HopperBackward(BackwardKernel):
         if gpu.arch != 90:
             return f"it is for compute capability 9.0, the GPU has {gpu.arch / 10}"
         if not problem.seqlen_k or not problem.seqlen_q:
-            return "there are no keys or no queries, and the copy engine maps no array of nothing"
+            return "there are no keys or no queries, and TMA maps no array of nothing"
         for name in ("head_dim", "head_dim_v"):
             value = getattr(problem, name)
             if value % 8 or not 16 <= value <= 256:

@@ -1,4 +1,4 @@
-"""`forward_wgmma`: forward attention for Hopper, with the copy engine, warpgroup multiplies and specialised warps."""
+"""`forward_wgmma`: forward attention for Hopper, with TMA, warpgroup multiplies and specialised warps."""
 
 from __future__ import annotations
 
@@ -127,13 +127,13 @@ class ForwardWgmma(ForwardKernel):
         if gpu.arch != 90:
             return f"it is for compute capability 9.0, the GPU has {gpu.arch / 10}"
         if not problem.seqlen_k:
-            return "there are no keys, and the copy engine maps no array of nothing"
+            return "there are no keys, and TMA maps no array of nothing"
         for name in ("head_dim", "head_dim_v"):
             value = getattr(problem, name)
             if value % 8 or not 16 <= value <= 256:
                 return f"{name} is {value}; it takes multiples of 8 from 16 to 256"
         if problem.page_size % 16:
-            return f"page_size is {problem.page_size}; the copy engine takes pages of a multiple of 16 keys"
+            return f"page_size is {problem.page_size}; TMA takes pages of a multiple of 16 keys"
         return super().reject(problem, gpu)
 
     def target(self, gpu: Gpu) -> str:

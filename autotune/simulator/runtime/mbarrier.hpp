@@ -11,7 +11,7 @@ struct Mbarrier {
     u32 phases = 0;              // completed
     int init_thread = 0, init_line = 0;
     u32 init_step = 0;
-    bool init_fenced = false;    // known to the copy engine
+    bool init_fenced = false;    // known to TMA
     std::vector<u32> arrived, completed;  // what happened before the arrivals so far, and before the last completed phase
     std::vector<Thread*> waiters;
 };

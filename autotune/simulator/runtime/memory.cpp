@@ -62,7 +62,7 @@ void check_shared_bounds(u32 address, int bytes, bool writes, int line) {
 
 static std::string agent_name(const Access& a) {
     if (a.agent < block.threads) return name_of(block.thread[a.agent]);
-    if (a.agent < warp_agent(0)) return "the copy engine";
+    if (a.agent < warp_agent(0)) return "TMA";
     if (a.agent < warpgroup_agent(0)) return format("warp %d", a.agent - warp_agent(0));
     return format("the multiply of warpgroup %d", a.agent - warpgroup_agent(0));
 }

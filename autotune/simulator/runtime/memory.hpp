@@ -8,7 +8,7 @@ namespace sim {
 struct Access {
     u32 step;    // of the agent; PENDING: an asynchronous one that nobody has waited for
     u16 agent;
-    u16 line : 15, async : 1;  // async: through the async proxy, by the copy engine or wgmma
+    u16 line : 15, async : 1;  // async: through the async proxy, by TMA or wgmma
 };
 constexpr u32 PENDING = 0xffffffff;
 

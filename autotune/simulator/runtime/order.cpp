@@ -1,6 +1,6 @@
 // Which accesses happened before which. A thread's clock says of every agent up to which of its steps this thread has seen
 // its accesses; a release ends a step of the thread that makes it. Two more clocks stand behind it and travel with it: what is
-// also visible to the async proxy, through which the copy engine and wgmma reach shared memory, and what is to other blocks.
+// also visible to the async proxy, through which TMA and wgmma reach shared memory, and what is to other blocks.
 #include <algorithm>
 
 #include "state.hpp"

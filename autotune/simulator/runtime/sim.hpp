@@ -79,7 +79,7 @@ void mma_m16n8k16(Format format, float* c, const u32* a, u32 b0, u32 b1, int lin
 void ldmatrix_x4(u32* registers, u32 address, bool transposed, int line);
 void stmatrix_x4(u32 address, const u32* registers, int line);
 
-// ---- the copy engine (tma.cpp)
+// ---- TMA (tma.cpp)
 
 // What stands in the 128 bytes of a TensorMap on the host. Sizes in elements, strides in bytes; from the innermost out.
 struct Tensor {

@@ -1,4 +1,4 @@
-// The copy engine: boxes of a tensor to swizzled shared memory. The bytes arrive at a random moment after the issue, and
+// TMA: boxes of a tensor to swizzled shared memory. The bytes arrive at a random moment after the issue, and
 // count towards an mbarrier.
 #include "tma.hpp"
 
@@ -63,7 +63,7 @@ static void land(const BulkCopy& copy) {
 void tma_load(u32 address, const void* tensor, u32 mbarrier, const int (&at)[4], int line) {
     BulkCopy copy{checked_box(tensor, address, at, false, line), &mbarrier_at(mbarrier, line)};
     if (!copy.mbarrier->init_fenced)
-        finding("race", line, format("the copy engine uses an mbarrier, and no mbarrier_init_fence follows its initialisation at "
+        finding("race", line, format("TMA uses an mbarrier, and no mbarrier_init_fence follows its initialisation at "
                                      "line %d", copy.mbarrier->init_line), copy.mbarrier->init_line);
     const Actor engine{*self, u32(copy.mbarrier->agent), copy.mbarrier->phases + 1, true, line};
     check_write(engine, address, int(copy.box.bytes()));

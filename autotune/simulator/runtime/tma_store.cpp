@@ -1,4 +1,4 @@
-// The copy engine the other way: boxes from shared memory to a tensor. A box is read at a random moment until its thread has
+// TMA the other way: boxes from shared memory to a tensor. A box is read at a random moment until its thread has
 // waited for that.
 #include "tma.hpp"
 

@@ -1,5 +1,5 @@
 // The key tiles that a block of query rows has to visit, from the last to the first, where keys stand in pages: tiles begin at
-// multiples of BLOCK_N, and so boxes of the copy engine at multiples of their size, none of which lies across the border of two
+// multiples of BLOCK_N, and so boxes of TMA at multiples of their size, none of which lies across the border of two
 // pages. Tiles that no row sees are not among them, but for one where there are no keys, so that no code is needed for that;
 // tiles that every row sees whole need no mask.
 template <int BLOCK_N> struct KvTiles {

@@ -6,7 +6,7 @@
 DEVICE void mbarrier_init(u32 barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
-// Makes initialised barriers visible to the copy engine; a block barrier must follow.
+// Makes initialised barriers visible to TMA; a block barrier must follow.
 DEVICE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 DEVICE void mbarrier_arrive(u32 barrier) {

@@ -1,6 +1,6 @@
 #include "lib/base.cuh"
 
-// The copy engine: boxes of a tensor to swizzled tiles in shared memory (sm_90).
+// TMA: boxes of a tensor to swizzled tiles in shared memory (sm_90).
 
 // A CUtensorMap as the driver encodes it: rank 4, dimensions (column, row, head, batch).
 struct alignas(64) TensorMap { u64 words[16]; };
@@ -29,5 +29,5 @@ DEVICE void tma_store(const TensorMap& map, u32 smem_address, int column, int ro
 DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until all of this thread's committed stores have read their shared memory.
 DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// Orders this thread's ordinary accesses to shared memory before later ones by the copy engine and the tensor cores.
+// Orders this thread's ordinary accesses to shared memory before later ones by TMA and the tensor cores.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

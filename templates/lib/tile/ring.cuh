@@ -2,7 +2,7 @@
 
 // Rings of buffers between one warp that loads and groups that use what it has loaded.
 
-// The barriers of one ring of buffers: `full` counts the copy engine's bytes, `empty` the groups that are done with it.
+// The barriers of one ring of buffers: `full` counts TMA's bytes, `empty` the groups that are done with it.
 struct Ring {
     u32 barriers;
     DEVICE u32 full(int stage) const { return barriers + stage * 16; }
