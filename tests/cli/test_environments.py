@@ -81,7 +81,12 @@ def test_f17_what_the_simulator_needs_for_bf16_is_a_dependency():
 
 
 HELD = """
-import os, signaltry:
+import os
+import signal
+
+from autotune.core.imports import interrupts_held
+
+try:
     with interrupts_held():
         signal.signal(signal.SIGINT, lambda *_: os._exit(4))  # as NVRTC does
         os.kill(os.getpid(), signal.SIGINT)
