@@ -50,16 +50,16 @@ def postgresql():
     """The URL of a PostgreSQL of our own on loopback, with its own settings for durability."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or [Path(shutil.which("initdb") or "initdb")]
     programs, folder = found[-1].parent, Path(tempfile.mkdtemp(prefix="autotune-pg-", dir="/tmp"))
-    prefix = []
+    as_user = []
     if os.getuid() == 0:
         shutil.chown(folder, "postgres", "postgres")
-        prefix = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
 
     def call(*command):
-        subprocess.run([*prefix, str(programs / command[0]), *command[1:]], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+        subprocess.run([*as_user, str(programs / command[0]), *command[1:]], check=True, cwd=folder, stdout=subprocess.DEVNULL)
 
     call("initdb", "-D", f"{folder}/data", "-A", "trust", "-U", "tune", "-N")
     call("pg_ctl", "-D", f"{folder}/data", "-w", "-l", f"{folder}/log", "-o", f"-p {port} -c listen_addresses=127.0.0.1 -c "

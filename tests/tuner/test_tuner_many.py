@@ -29,6 +29,7 @@ def four_gpus(monkeypatch, tmp_path):
     for name in reversed(list(kernels.KERNELS)):
         monkeypatch.delitem(kernels.KERNELS, name)
     monkeypatch.setitem(kernels.KERNELS, FAKE.name, FAKE)
+    monkeypatch.setattr("autotune.database.lookup._TABLES", {})  # other tests' have the kernels that were there
     monkeypatch.syspath_prepend(str(TESTS))
     monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / "db"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")]))

@@ -27,6 +27,7 @@ def at_hand(monkeypatch, tmp_path):
     for name in reversed(list(kernels.KERNELS)):  # put back in reverse, and so in their order of preference
         monkeypatch.delitem(kernels.KERNELS, name)
     monkeypatch.setitem(kernels.KERNELS, FAKE.name, FAKE)
+    monkeypatch.setattr("autotune.database.lookup._TABLES", {})  # other tests' have the kernels that were there
     monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / "db"))
     monkeypatch.setattr(run, "detect", lambda device: H200)
     monkeypatch.setattr(run, "Builder", lambda gpu: FakeBuilder())
