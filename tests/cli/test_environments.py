@@ -86,6 +86,7 @@ import signal
 
 from autotune.core.imports import interrupts_held
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs have it ignored
 try:
     with interrupts_held():
         signal.signal(signal.SIGINT, lambda *_: os._exit(4))  # as NVRTC does
