@@ -54,6 +54,12 @@ def test_files_are_short(folder):
     assert lengths and not {file: lines for file, lines in lengths.items() if lines > MAX_LINES[folder]}
 
 
+def test_files_of_tests_have_names_of_their_own():
+    """pytest imports them by their last name: of two alike it collects one, in whichever folder comes first."""
+    names = [path.name for path in under("tests") if path.name.startswith("test_")]
+    assert names and len(names) == len(set(names)), [name for name in names if names.count(name) > 1]
+
+
 def test_nothing_generated_is_committed_outside_generated():
     suffixes = {".cubin", ".ptx", ".sass", ".whl", ".pyc", ".so", ".o", ".lock", ".log", ".journal"}
     assert not [name(path) for path in tracked() if path.suffix in suffixes]
