@@ -76,6 +76,13 @@ class Binary:
         return sha256_of(self.source)
 
 
+def source_sha256(static: Static, config: Config, gpu: Gpu) -> str:
+    """The hash of today's source of `config` for `gpu`. Compiles nothing."""
+    from .render import render
+
+    return sha256_of(render(static, config, kernel_of(config).target(gpu)))
+
+
 def build(static: Static, config: Config, gpu: Gpu) -> Binary:
     """The binary of `config` for `gpu`, from the cache folder or compiled. Raises `CompileError`, `CompilerMissing`."""
     from .render import render

@@ -108,10 +108,9 @@ def _stale(cover: Cover) -> str | None:
 
 def stale_configs(cover: Cover, gpu: Gpu) -> int:
     """How many configs have another source today than when they were timed. Needs no GPU and compiles nothing."""
-    from ..cuda.code import sha256_of
-    from ..cuda.render import render
+    from ..cuda.compile import source_sha256
 
-    sources = (sha256_of(render(cover.static, config, kernel_of(config).target(gpu))) for config in cover.configs)
+    sources = (source_sha256(cover.static, config, gpu) for config in cover.configs)
     return sum(not source.startswith(known) for source, known in zip(sources, cover.sources))
 
 

@@ -102,13 +102,12 @@ class Match:
 
     def _is_todays_source(self) -> bool:
         """Whether templates give the record's source: asked of one of the other 16-bit dtype, whose binary is not built here."""
-        from ..cuda.code import sha256_of
-        from ..cuda.render import render
+        from ..cuda.compile import source_sha256
 
-        record, target = self.record, KERNELS[self.config.kernel].target(self.gpu)
+        record = self.record
         if KERNELS[record.config.kernel].compile_key(record.config) != KERNELS[self.config.kernel].compile_key(self.config):
             return False
-        return record.source_sha256 == sha256_of(render(record.problem.static, record.config, target))
+        return record.source_sha256 == source_sha256(record.problem.static, record.config, self.gpu)
 
     @property
     def promise(self) -> str:

@@ -174,15 +174,12 @@ def _illegal(record: Record) -> str | None:
 
 def _outdated(record: Record) -> str | None:
     from ..cuda import compile
-    from ..cuda.code import sha256_of
-    from ..cuda.render import render
 
     gpu = gpu_of(record.gpu)
     if gpu is None or record.nvrtc != compile.nvrtc_version():
         return None
-    source = render(record.problem.static, record.config, kernel_of(record.config).target(gpu))
-    if record.source_sha256 == sha256_of(source):  # what the record's binary was compiled from: nothing to compile
-        return None
+    if record.source_sha256 == compile.source_sha256(record.problem.static, record.config, gpu):
+        return None  # it is what the record's binary was compiled from: nothing to compile
     try:
         binary = compile.build(record.problem.static, record.config, gpu)
     except compile.CompileError as error:
