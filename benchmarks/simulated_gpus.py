@@ -63,8 +63,7 @@ def postgresql():
 
     call("initdb", "-D", f"{folder}/data", "-A", "trust", "-U", "tune", "-N")
     call("pg_ctl", "-D", f"{folder}/data", "-w", "-l", f"{folder}/log", "-o", f"-p {port} -c listen_addresses=127.0.0.1 -c "
-         "fsync=off "
-         "-c unix_socket_directories='' -c max_connections=300", "start")
+         "fsync=off -c unix_socket_directories='' -c max_connections=300", "start")
     try:
         yield f"postgresql://tune@127.0.0.1:{port}/postgres"
     finally:

@@ -85,8 +85,7 @@ def refuse_grad(library, **arrays) -> None:
     for name, array in arrays.items():
         if getattr(array, "requires_grad", False):
             raise AttentionError(f"{name} requires grad, but attention over a cache has no gradients: call under "
-                                 "torch.no_grad(), or pass "
-                                 f"{name}.detach()")
+                                 f"torch.no_grad(), or pass {name}.detach()")
 
 
 def sentence(describe: Callable, error: Exception, *arguments) -> Exception:
@@ -98,8 +97,7 @@ def sentence(describe: Callable, error: Exception, *arguments) -> Exception:
     except UNREADABLE as again:  # arrays that have no memory of their own: sparse, nested, transformed ones
         error = again
     return AttentionError(f"q, k or v cannot be read ({type(error).__name__}: {error}); each must be a dense array on a CUDA "
-                          "GPU, outside "
-                          "of what traces or transforms it")
+                          "GPU, outside of what traces or transforms it")
 
 
 def bounds_of(causal: bool, window, *numbers) -> Bounds:

@@ -127,7 +127,7 @@ _refused: dict[tuple, str] = {}  # what refusals depend on -> the sentence, "" i
 def _must_be_served(dtype: str, q, k, v, mask: gradients.Mask, sinks: bool, alibi: bool, packed) -> None:
     """Raises `AttentionError` unless a kernel can compute these gradients: now, not when the loss has been computed."""
     device = q.get_device()
-    key = device, dtype, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1], mask.bounds.kind, mask.softcap, alibi,\
+    key = device, dtype, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1], mask.bounds.kind, mask.softcap, alibi, \
         packed is None
     message = _refused.get(key)
     if message is None:
@@ -135,7 +135,6 @@ def _must_be_served(dtype: str, q, k, v, mask: gradients.Mask, sinks: bool, alib
         reasons = [] if candidates(problem, gpu) else \
             [f"{name}: {reason}" for name, reason in refusals(problem, gpu).items() if KERNELS[name].op == problem.op]
         message = _refused[key] = reasons and (f"no kernel computes the gradients of {problem} on {gpu.name} "
-                                               f"({'; '.join(reasons)}); "
-                                               "call under torch.no_grad(), or convert q, k and v")
+                                               f"({'; '.join(reasons)}); call under torch.no_grad(), or convert q, k and v")
     if message:
         raise AttentionError(message)

@@ -44,8 +44,7 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
 
 def add_backward(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backward", action="store_true", help="with a model: the gradients of its prompts, as in training, "
-                        "instead "
-                        "of the prompts")
+                        "instead of the prompts")
 
 
 def add_gpu(parser: argparse.ArgumentParser) -> None:

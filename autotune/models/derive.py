@@ -113,8 +113,7 @@ def _stack(config: Mapping, where: str, family: Family) -> Derived:
         facts.integer("heads")  # a file that says none is no model's with attention: said before what else is wrong
     if not _is_causal_model(config, family):
         raise ModelError(f"{where}: a model of type {shown(family.name or 'that it does not say')} is not known here, and no "
-                         "architecture "
-                         f"says that it is a causal language model; {OTHERWISE}")
+                         f"architecture says that it is a causal language model; {OTHERWISE}")
     facts = Facts(where, config, _case(facts))
     words = layers_of(facts)
     kinds = _kinds(facts, words, heads_of(facts, words))
@@ -194,8 +193,8 @@ def _window(facts: Facts, causal: bool) -> tuple[int, int]:
         return width - 1, 0
     if facts.family.both_sides != "half":
         raise facts.error(f"{next(n for n in facts.names(name) if facts.config.get(n))} is {width} without a causal mask; how "
-                          "far it "
-                          f"reaches to either side in a model of type {shown(facts.family.name)} is not known; {OTHERWISE}")
+                          f"far it reaches to either side in a model of type {shown(facts.family.name)} is not known; "
+                          f"{OTHERWISE}")
     return width // 2, width // 2
 
 

@@ -67,8 +67,7 @@ class Facts:
             return found[1]
         if default is None:
             raise ModelError(f"{self.where} has none of {', '.join(self.names(thing))}, as a config.json of a model with "
-                             "attention "
-                             f"has; {OTHERWISE}")
+                             f"attention has; {OTHERWISE}")
         return default
 
     def flag(self, thing: str, default: bool = False) -> bool:

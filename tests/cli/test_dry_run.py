@@ -52,8 +52,7 @@ def test_a_model_and_a_workload(tmp_path, capsys):
 
     path = tmp_path / "mine.yaml"
     path.write_text("title: Mine\ngroups: {short: [forward-bf16-b1-h8x8-q64-k64-d64-causal], two: "
-                    "[forward-bf16-b1-h8x8-q64-k64-d64, "
-                    "forward-bf16-b1-h8x8-q128-k128-d64]}\n")
+                    "[forward-bf16-b1-h8x8-q64-k64-d64, forward-bf16-b1-h8x8-q128-k128-d64]}\n")
     assert main(["tune", "--workload", str(path), "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "Mine: 3 problems" in out and "two" in out and "3 problems to tune:" in out
