@@ -16,7 +16,7 @@ from ..calls.dense import attention
 from ..calls.varlen import attention_varlen
 from ..core.problem import Problem
 from .inputs import ROWS, Inputs, _Generator, make_inputs, visible_range
-from .numerics import MANTISSA_BITS, bits, empty, from_float32, host, matmul, rounded, to_float32, ulp
+from .numerics import MANTISSA_BITS, SMALLEST, bits, empty, from_float32, host, matmul, rounded, to_float32, ulp
 from .reference import expect
 
 CHUNK_ELEMENTS = {"numpy": 1 << 22, "cupy": 1 << 27}  # of scores handled at once
@@ -242,7 +242,8 @@ def _differentiate(given: GradientInputs, sequence: int, head_kv: int, dtype):
         delta = xp.where(lse == -np.inf, dtype(0), delta)
         dp = low(matmul(xp, ds_out, xp.ascontiguousarray(vs.T)))
         ds = low(xp.where(visible, p * (dp - delta[:, None]) * slack, dtype(0)))
-        size = (xp.where(visible, p * dp, dtype(0)) * dtype(inputs.scale))**2
+        lost = _lost_of(xp, p, problem.dtype)  # of P, and of dS
+        size = (xp.where(visible, xp.maximum(lost * abs(dp), _lost_of(xp, p * dp, problem.dtype)), dtype(0)) * dtype(inputs.scale))**2
         scale = dtype(inputs.scale)
         result["dq"][rows.head, at] = low(matmul(xp, ds, ks) * scale)
         result["dk"][0, seen] += matmul(xp, xp.ascontiguousarray(ds.T), qs) * scale
@@ -250,7 +251,7 @@ def _differentiate(given: GradientInputs, sequence: int, head_kv: int, dtype):
         if not plain:
             variance["dq"][rows.head, at] = matmul(xp, size, ks**2)
             variance["dk"][0, seen] += matmul(xp, xp.ascontiguousarray(size.T), qs**2)
-            variance["dv"][0, seen] += matmul(xp, xp.ascontiguousarray((p**2).T), ds_out**2)
+            variance["dv"][0, seen] += matmul(xp, xp.ascontiguousarray((lost**2).T), ds_out**2)
         if inputs.sinks is not None:
             weight = xp.where(lse == -np.inf, dtype(0), xp.exp(inputs.sinks[head].astype(dtype) - lse))
             result["dsinks"][rows.head] -= (weight * delta).sum()
@@ -258,6 +259,13 @@ def _differentiate(given: GradientInputs, sequence: int, head_kv: int, dtype):
     for name in ("dk", "dv"):
         result[name] = low(result[name])
     return result, variance
+
+
+def _lost_of(xp, values, name: str):
+    """The size that a normal number would have that loses as much as `values` when they are rounded to the dtype `name`: below
+    its normal numbers half a step, which is a larger share, and never more than all of it."""
+    digits, size = 2.0 ** (MANTISSA_BITS[name] + 1), abs(values)
+    return xp.minimum(size * digits, xp.maximum(size, SMALLEST[name] * digits / 2))
 
 
 def _softmax(xp, s, sink, dtype):

@@ -44,8 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "minute for "
                              "each problem; full: up to a quarter of an hour")
     parser.add_argument("--cover", action="store_true",
-                        help="not these problems but covers of what they need: for each head dim, mask and source of keys a "
-                        "dozen configs on a grid of problems, so that lookups of any sizes rest on times; half a minute each")
+                        help="not these problems but covers of what they need, a model's decode steps with its prompts: for each "
+                        "head dim, mask and source of keys a few configs on a grid of problems, so that lookups of any sizes rest "
+                        "on times; ten seconds each. Covers that the database has are measured again where sources have changed")
     parser.add_argument("--part", metavar="I/N", default="1/1", help="with --cover: every N-th cover, beginning with the I-th "
                         "(1/1)")
     parser.add_argument("--seconds", type=float, default=math.inf,
@@ -60,6 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     models = models_of(args)
     problems = list(dict.fromkeys(problem.simplified() for problem in problems_of(args, args.decode, args.backward, models)))
+    if args.cover and not (args.decode or args.backward):
+        problems += [problem for model in models for problem in model.decode_problems]
     for model in models:
         print(derived.model_text(model), end="\n\n")
     if args.dry_run:

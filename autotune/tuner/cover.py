@@ -12,7 +12,7 @@ import math
 import time
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ from ..database.record import GpuKey, Record
 from ..kernels import KERNELS
 from . import builder
 from .builder import Builder, Built
-from .grid import anchors, grid, in_bf16
+from .grid import COUNT, anchors, grid, in_bf16
 from .progress import Progress
 from .gpulock import gpu_lock
 from .portfolio import CHOSEN, candidates_of, choose
@@ -45,11 +45,13 @@ MOST_OWN = 12  # problems with records that stand on a grid, beside those that a
 
 def tune_covers(problems: Sequence[Problem], gpu: Gpu, device: int = 0, root: Path | None = None,
                 part_of: tuple[int, int] = (1, 1), seconds: float = math.inf, stream=None) -> list[Cover]:
-    """Measures the cover of each static part of `problems`, of every `part_of[1]`-th beginning with `part_of[0]`, for about
-    `seconds`, and writes it to the database folder `root` (the user's if None). What is there and current is left as it is, so
-    that the same call goes on from where it was. `gpu` must be the one at CUDA index `device`."""
+    """Measures the cover of each static part of `problems`, over each source of keys that a call may have, and of each that
+    `root` has a cover of: of every `part_of[1]`-th beginning with `part_of[0]`, for about `seconds`. Writes them to the database
+    folder `root` (the user's if None). What is there, whole and current is left as it is, so that the same call goes on from
+    where it was. `gpu` must be the one at CUDA index `device`."""
     root = view.user_root() if root is None else root
     view.check_writable(root)
+    problems = [*(other for problem in problems for other in over_each_source(problem)), *_of_covers(root, gpu, problems)]
     progress = Progress(1, 0.0, stream)
     records = [record for op in sorted({problem.op for problem in problems}) for record in view.open_view(gpu, op).records]
     wanted = [(static, like) for n, (static, like) in enumerate(statics(problems).items()) if n % part_of[1] == part_of[0] - 1]
@@ -66,9 +68,23 @@ def tune_covers(problems: Sequence[Problem], gpu: Gpu, device: int = 0, root: Pa
         refresh()
 
 
+def over_each_source(problem: Problem) -> list[Problem]:
+    """`problem`, and the same over the other sources that its keys may come from in a call."""
+    others = {"forward": ("dense", "varlen", "paged"), "decode": ("dense", "paged")}.get(problem.op, (problem.kv,))
+    return [problem, *(replace(problem, kv=kv, page_size=16 if kv == "paged" else 0) for kv in others if kv != problem.kv)]
+
+
+def _of_covers(root: Path, gpu: Gpu, problems: Sequence[Problem]) -> list[Problem]:
+    """Problems of the covers of `gpu` in `root` whose static part is none of `problems`."""
+    wanted = {in_bf16(other).static for problem in problems for other in over_each_source(problem)}
+    found = [cover for path in covers.paths(root) if isinstance(cover := covers.read(path), Cover)]
+    return [problem for cover in found if cover.gpu == GpuKey.of(gpu) and cover.static not in wanted for problem in cover.problems]
+
+
 def current(cover: Cover | str | None, gpu: Gpu) -> bool:
-    """Whether `cover` is of today's NVRTC and sources. Needs no GPU and compiles nothing."""
-    return isinstance(cover, Cover) and cover.nvrtc == compile.nvrtc_version() and not covers.stale_configs(cover, gpu)
+    """Whether `cover` is whole, and of today's NVRTC and sources. Needs no GPU and compiles nothing."""
+    return isinstance(cover, Cover) and len(cover.problems) >= COUNT and cover.nvrtc == compile.nvrtc_version() \
+        and not covers.stale_configs(cover, gpu)
 
 
 @dataclass(frozen=True)

@@ -126,3 +126,14 @@ def test_12_sinks_have_the_gradient_of_the_lse_and_softcap_is_its_own_kernel():
     assert make_gradient_inputs(problem("bf16-b1-h2x1-q20-k20-d16-sinks"), "mixed", 0).dlse is not None
     for softcap in ("-softcap5", ""):
         right(f"bf16-b1-h2x1-q100-k120-d16-causal{softcap}-sinks", kinds=("mixed", "large"))
+
+
+def test_a_number_of_the_warp_is_asked_for_by_all_its_lanes():
+    """`backward_rows` asked for it in a branch of one lane: an H200 waited for the others for good, the simulator did not."""
+    asked = problem("bf16-b1-h2x1-q70-k70-d16-causal-sinks")
+    config = OWNERS[0].default(asked, H200)
+    source = simulator.host_source(asked, config)
+    planted = source.replace("if (lane_id() == 0) sums.set(warp, ", "if (lane_id() == 0) sums.set(warp_id(), ")
+    assert planted != source
+    verdict = simulator.verify(asked, config, kinds=("mixed",), source=planted)
+    assert not verdict.ok and "lane" in verdict.message, verdict.message

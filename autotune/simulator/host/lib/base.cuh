@@ -23,7 +23,6 @@ DEVICE int thread_id() { return sim::thread_id(); }
 DEVICE int lane_id() { return sim::thread_id() % WARP_SIZE; }
 DEVICE int block_id() { return sim::block_id(); }
 DEVICE int grid_size() { return sim::grid_size(); }
-DEVICE int warp_id() { return sim::thread_id() / WARP_SIZE; }
 
 DEVICE void sync_block(AT) { sim::barrier(0, 0, true, line); }
 DEVICE void sync_warp(AT) { sim::sync_warp(line); }
@@ -51,6 +50,7 @@ template <typename T> DEVICE T shuffle(T value, int lane, AT) {
     sim::collective(shuffle_lanes<T>, &mine, line);
     return mine.result;
 }
+DEVICE int warp_id(AT) { return shuffle(sim::thread_id() / WARP_SIZE, 0, line); }  // on a GPU, too: all lanes take part
 template <typename T> DEVICE T shuffle_xor(T value, int mask, AT) { return shuffle(value, lane_id() ^ mask, line); }
 
 DEVICE float warp_max(float x, AT) {

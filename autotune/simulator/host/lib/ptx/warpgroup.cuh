@@ -2,7 +2,7 @@
 
 constexpr int WARPGROUP_SIZE = 4 * WARP_SIZE;
 
-DEVICE int warpgroup_id() { return thread_id() / WARPGROUP_SIZE; }
+DEVICE int warpgroup_id(AT) { return shuffle(thread_id() / WARPGROUP_SIZE, 0, line); }  // on a GPU, too: all lanes take part
 
 DEVICE void named_barrier_sync(int id, int threads, AT) { sim::barrier(id, threads, true, line); }
 DEVICE void named_barrier_arrive(int id, int threads, AT) { sim::barrier(id, threads, false, line); }
