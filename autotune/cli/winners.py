@@ -1,4 +1,5 @@
-"""The text of ``generated/<gpu>.md``: what was measured to be fastest on a GPU, a row a problem."""
+"""The text of ``generated/<gpu>.md``: what was measured to be fastest on a GPU, a row a problem. And of which of these problems
+generated/ shows the source."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import re
 from typing import Iterable
 
 from ..core.gpu import Gpu
+from ..core.masks import KINDS
+from ..core.problem import Problem, Static
 from ..database.record import Record
 from ..kernels import default_config, kernel_of
 from ..kernels.base import Kernel
@@ -31,8 +34,8 @@ def _table(kernel: Kernel, gpu: Gpu, records: list[Record]) -> str:
     values = {parameter.name: [_value(record.config[parameter.name]) for record in records] for parameter in kernel.parameters}
     names = [name for name, those in values.items() if len(set(those)) > 1]
     common = ", ".join(f"{name} {those[0]}" for name, those in values.items() if name not in names)
-    kinds = sorted({record.problem.static.kind for record in records})
-    sources = ", ".join(f"[{kind}]({file_name(kernel, kind)})" for kind in kinds)
+    kinds = sorted({kind_of(record.problem.static) for record in records})
+    sources = ", ".join(f"[{kind}]({kernel.name}-{kind}.cu)" for kind in kinds)
     rows = [_row(["problem", "us", "gain", "of", "ties", "date", *names]), _row(["---"] * (6 + len(names)))]
     for n, record in enumerate(records):
         rows.append(_row([record.problem.text, f"{record.time_us:.6g}", _gain(record, gpu), record.trials, len(record.ties),
@@ -40,9 +43,16 @@ def _table(kernel: Kernel, gpu: Gpu, records: list[Record]) -> str:
     return f"## {kernel.name}\n\nSources: {sources}\n\nIn all rows: {common or 'nothing'}\n\n{''.join(rows)}"
 
 
-def file_name(kernel: Kernel, kind: str) -> str:
-    """``forward_mma-forward-bf16-causal.cu``"""
-    return f"{kernel.name}-{kind}.cu"
+def kind_of(static: Static) -> str:
+    """What sources of a kernel differ in most: where keys come from, and their dtype where it is not one of 16 bits; ``paged-e4m3``.
+    Sources of one kind differ in numbers, and by the lines of a mask, a soft cap or ALiBi."""
+    return static.kv if static.kv_dtype in ("bf16", "fp16") else f"{static.kv}-{static.kv_dtype}"
+
+
+def telling(problem: Problem) -> tuple:
+    """Sort key. Of a kind's problems the last has most to show: its mask counts first, in the order of `KINDS` (none, causal,
+    window, prefix), then a soft cap, ALiBi and sinks; of equals the largest is last."""
+    return (list(KINDS).index(problem.mask), problem.softcap > 0, problem.alibi, problem.sinks, problem.flops, problem.text)
 
 
 def _gain(record: Record, gpu: Gpu) -> str:

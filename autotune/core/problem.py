@@ -54,18 +54,6 @@ class Static:
     @cached_property
     def text(self) -> str:
         """File-name form, for example ``forward-bf16-d128-causal``."""
-        before, after = self._features
-        return "-".join([*before, _head_dim_token(self.head_dim, self.head_dim_v), *after])
-
-    @cached_property
-    def kind(self) -> str:
-        """`text` without head dims, for example ``forward-bf16-causal``: sources of one kind differ in numbers, and where a
-        config chooses text."""
-        before, after = self._features
-        return "-".join(before + after)
-
-    @property
-    def _features(self) -> tuple[list[str], list[str]]:
         before, after = [self.op, self.dtype], [] if self.mask == "full" else [self.mask]
         if self.kv_dtype != self.dtype:
             before.append(f"kv{self.kv_dtype}")
@@ -74,7 +62,7 @@ class Static:
         after += [name for name in ("softcap", "alibi") if getattr(self, name)]
         if self.kv != "dense":
             after.append(self.kv)
-        return before, after
+        return "-".join([*before, _head_dim_token(self.head_dim, self.head_dim_v), *after])
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
-// decode_mma for decode-bf16-kve4m3-d128-paged; written by `autotune build` from templates/ and tuning_db/
+// decode_mma for decode-bf16-kve4m3-d64-paged; written by `autotune build` from templates/ and tuning_db/
 //
-// shown      the winner of decode-bf16-b32-h32x8-q1-k8192-d128-page16-kve4m3 on nvidia-h200; <gpu>.md has others
-// config     block_m=16 block_heads_kv=1 block_n=16 num_warps=4 num_stages=2 q_in_registers=true l2_prefetch=128
-//            min_blocks_per_sm=2 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=40960
+// shown      the winner of decode-bf16-b32-h64x8-q1-k8192-d64-page16-kve4m3 on nvidia-h200; <gpu>.md has others
+// config     block_m=16 block_heads_kv=2 block_n=16 num_warps=8 num_stages=4 q_in_registers=true l2_prefetch=128
+//            min_blocks_per_sm=1 dependent_launch=true cluster_merges=false speculative_start=false smem_bytes=131072
 // launch     pieces=64 last_block_merges=true prefetch_tiles=1 trigger_tiles=1
-// resources  decode_mma: 190 registers, 0 bytes spilled, 128 threads, 40960 bytes of shared memory
-// resources  decode_combine: 92 registers, 0 bytes spilled
+// resources  decode_mma: 186 registers, 0 bytes spilled, 256 threads, 131072 bytes of shared memory
+// resources  decode_combine: 94 registers, 0 bytes spilled
 // compiler   NVRTC 13.0.88, -arch=sm_90; options -std=c++17 -default-device -ftz=false -fmad=true --ptxas-options=-v
-// again      autotune source decode-bf16-b32-h32x8-q1-k8192-d128-page16-kve4m3 --gpu nvidia-h200
+// again      autotune source decode-bf16-b32-h64x8-q1-k8192-d64-page16-kve4m3 --gpu nvidia-h200
 
 // Attention of a few queries over a long cache, on tensor cores with mma.sync, for sm_80 and later. Bound by memory.
 //
@@ -424,17 +424,17 @@ using Element = bf16;
 using KvElement = e4m3;
 
 // ---- lib/constants.cuh.j2
-constexpr int HEAD_DIM = 128;
-constexpr int HEAD_DIM_V = 128;
+constexpr int HEAD_DIM = 64;
+constexpr int HEAD_DIM_V = 64;
 constexpr int BLOCK_M = 16;
-constexpr int BLOCK_HEADS_KV = 1;
+constexpr int BLOCK_HEADS_KV = 2;
 constexpr int BLOCK_N = 16;
-constexpr int NUM_WARPS = 4;
-constexpr int NUM_STAGES = 2;
+constexpr int NUM_WARPS = 8;
+constexpr int NUM_STAGES = 4;
 constexpr bool Q_IN_REGISTERS = true;
 constexpr int L2_PREFETCH = 128;
-constexpr int MIN_BLOCKS_PER_SM = 2;
-constexpr int SMEM_BYTES = 40960;
+constexpr int MIN_BLOCKS_PER_SM = 1;
+constexpr int SMEM_BYTES = 131072;
 
 // ---- decode_mma/kernel.cu.j2
 constexpr int THREADS = NUM_WARPS * WARP_SIZE;
@@ -928,6 +928,15 @@ template <typename Tile> DEVICE void share_q(const Tile& tile, const u32 (&a)[TI
             for (int i = 0; i < 4; ++i)
                 store_shared_4(tile.address(m * 16 + i % 2 * 8 + c_row(), d * 2 + i / 2) + c_column() * 2, a[m][d][i]);
         }
+}
+// Multiplies the scores of each head by the scale of its keys.
+DEVICE void scale_scores(float (&s)[TILES_M][TILES_N][4], const float (&scale)[BLOCK_HEADS_KV]) {
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+        for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) s[m][n][i] *= scale[head_of(m, i / 2)];
 }
 // S += Q K^T for one tile of keys.
 template <typename KTile, typename QFragment>
@@ -1465,6 +1474,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         share_q(q_tile, q_fragments);
         sync_block();
     }
+    float k_scale[BLOCK_HEADS_KV];
+#pragma unroll
+    for (int h = 0; h < BLOCK_HEADS_KV; ++h) k_scale[h] = key_scale(p, piece.rows.head_kv + h);
     auto q_fragment = [&](u32 (&a)[4], int m, int d) {
         if constexpr (Q_IN_REGISTERS) {
 #pragma unroll
@@ -1489,6 +1501,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) decode_
         multiply_qk(s, k_tile(stage), q_fragment);
         sync_warp();  // and all lanes have read it
         load_k(stage, ahead, here);
+        if (p.k_scales) scale_scores(s, k_scale);
         if (tiles.needs_mask(tile)) mask_scores(s, mask, Work{p, piece.rows}, 0, tiles, tile);
         rescale_output(o, move_maximum<RESCALE_SLACK, true>(s, rows, scale_log2));
         exponentiate<true>(s, rows, scale_log2);
