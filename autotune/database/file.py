@@ -19,7 +19,7 @@ from ..core.problem import OPS
 from ..core.reading import ReadError, load_yaml, quoted, read_text, shown
 from .record import GpuKey, Record, RecordError, after, merge
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 def _without_source_hashes(data: dict) -> dict:
@@ -34,7 +34,8 @@ def _without_source_hashes(data: dict) -> dict:
 
 
 # Schema n -> a function from a file's data in schema n to the same in n + 1. Old files are converted as they are read.
-CONVERTERS: dict[int, Callable[[dict], dict]] = {1: _without_source_hashes}
+# Schema 2 wrote all of a default's and a tie's config, where 3 writes what differs from the winner's; `Record` reads both.
+CONVERTERS: dict[int, Callable[[dict], dict]] = {1: _without_source_hashes, 2: dict}
 
 FIELDS = ("schema", "gpu", "op", "records", "quarantined")
 MAX_BYTES = 32 << 20  # of a file; what ships for a GPU is under 500 KB

@@ -149,9 +149,9 @@ class Record:
         """The YAML form, without problem and GPU, which stand above it."""
         entry = {"evidence": self.evidence, "config": self.config.as_dict(), "time_us": self.time_us}
         if self.default_config is not None:
-            entry["default"] = {"config": self.default_config.as_dict(), "time_us": self.default_time_us}
+            entry["default"] = self._beside(self.default_config, self.default_time_us)
         if self.ties:
-            entry["ties"] = [{"config": config.as_dict(), "time_us": time} for config, time in self.ties]
+            entry["ties"] = [self._beside(config, time) for config, time in self.ties]
         entry |= {"trials": self.trials, "date": self.date, "nvrtc": self.nvrtc, "autotune": self.autotune,
                   "cubin_sha256": self.cubin_sha256}
         if self.source_sha256 is not None:
@@ -159,6 +159,13 @@ class Record:
         if self.conditions:
             entry["conditions"] = _sorted(self.conditions)
         return entry
+
+    def _beside(self, config: Config, time_us: float) -> dict:
+        """Of another config of this record its time, and what differs from the winner's: of another kernel, all."""
+        if config.kernel != self.config.kernel:
+            return {"config": config.as_dict(), "time_us": time_us}
+        differs = {name: value for name, value in config.items if value != self.config[name]}
+        return ({"config": differs} if differs else {}) | {"time_us": time_us}
 
     @classmethod
     def from_entry(cls, problem: object, entry: object, gpu: GpuKey) -> Record:
@@ -217,18 +224,23 @@ def _from_entry(cls, text: object, entry: object, gpu: GpuKey) -> Record:
     _fields(entry, "entry", _ENTRY_FIELDS, _OPTIONAL)
     ties = entry.get("ties", [])
     _require(isinstance(ties, list) and len(ties) <= 1000, "ties must be a list of at most 1000")
-    default = _timed(entry["default"], "default") if "default" in entry else (None, None)
+    config = _config(entry["config"], "config")
+    default = _timed(entry["default"], "default", config) if "default" in entry else (None, None)
     values = {name: entry[name] for name in ("evidence", "time_us", "date", "trials", "nvrtc", "autotune", "cubin_sha256")}
-    record = cls(problem, gpu, _config(entry["config"], "config"), default_config=default[0], default_time_us=default[1],
-               source_sha256=entry.get("source_sha256"), ties=tuple(_timed(tie, "tie") for tie in ties),
-               conditions=entry.get("conditions", {}), **values)
+    record = cls(problem, gpu, config, default_config=default[0], default_time_us=default[1],
+                 source_sha256=entry.get("source_sha256"), ties=tuple(_timed(tie, "tie", config) for tie in ties),
+                 conditions=entry.get("conditions", {}), **values)
     _require(not from_the_future(record.date), f"date is {record.date}, more than a day ahead of this machine's clock")
     return record
 
 
-def _timed(entry: object, where: str) -> tuple[Config, float]:
-    _fields(entry, where, {"config", "time_us"}, set())
-    return _config(entry["config"], where), entry["time_us"]
+def _timed(entry: object, where: str, winner: Config) -> tuple[Config, float]:
+    """A config beside the winner: one that names no kernel says only where it differs."""
+    _fields(entry, where, {"config", "time_us"}, {"config"})
+    config = entry.get("config", {})
+    if isinstance(config, Mapping) and "kernel" not in config:
+        config = {**winner.as_dict(), **config}
+    return _config(config, where), entry["time_us"]
 
 
 def _config(entry: object, where: str) -> Config:

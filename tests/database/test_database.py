@@ -11,7 +11,6 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -94,6 +93,16 @@ def test_an_entry_round_trips_through_yaml(r):
     assert yaml.load(text, yaml.SafeLoader) == data  # and floats are floats to both loaders
 
 
+def test_a_config_beside_the_winner_says_where_it_differs():
+    other = kernels.KERNELS["forward_simt"].default(PROBLEM, H200)
+    tie = {name: value for name, value in CONFIGS[2].items if value != CONFIGS[0][name]}
+    entry = record(default_config=CONFIGS[0], ties=((CONFIGS[2], 413.0), (other, 414.0))).as_entry()
+    assert entry["default"] == {"time_us": 450.0} and tie
+    assert entry["ties"] == [{"config": tie, "time_us": 413.0}, {"config": other.as_dict(), "time_us": 414.0}]
+    again = Record.from_entry(PROBLEM.text, entry, KEY)
+    assert again.default_config == CONFIGS[0] and [config for config, _ in again.ties] == [CONFIGS[2], other]
+
+
 def test_small_diffs():
     many = [record(dataclasses.replace(PROBLEM, seqlen_q=n)) for n in (128, 1024, 16384, 2048)]
     text = dbfile.dump(KEY, "forward", many)
@@ -115,6 +124,8 @@ BAD = {
     "a name that is no text": lambda e: e["config"].update({3: 4}),
     "an illegal tie": lambda e: e["ties"][0]["config"].update(num_warps=-1),
     "an illegal default": lambda e: e["default"]["config"].update(num_warps=[4]),
+    "a tie of another kernel that is not whole": lambda e: e["ties"][0]["config"].update(kernel="forward_simt"),
+    "a default that is no mapping": lambda e: e["default"].update(config=None),
     "time of zero": lambda e: e.update(time_us=0),
     "time not a number": lambda e: e.update(time_us=float("nan")),
     "time that is text": lambda e: e.update(time_us="1e-3"),
@@ -212,46 +223,6 @@ def test_no_truncation_or_flipped_byte_crashes_a_reader(tmp_path_factory, data):
     for r in dbfile.read(path).records:
         kernel = kernels.kernel_of(r.config)
         assert kernel.typed_config({k: v for k, v in r.config.as_dict().items() if k != "kernel"}, "") == r.config
-
-
-def test_a_newer_schema_is_left_alone(tmp_path):
-    path, = database.write([record()], tmp_path)
-    path.write_text(path.read_text().replace(f"schema: {dbfile.SCHEMA}", "schema: 99"))
-    before = path.read_bytes()
-    assert "newer" in dbfile.read(path).error
-    with pytest.raises(database.DatabaseError, match="newer.*install"):
-        database.write([record(time_us=1.0)], tmp_path)
-    assert path.read_bytes() == before
-
-
-def test_an_older_schema_is_converted(tmp_path, monkeypatch):
-    path, = database.write([record()], tmp_path)
-    path.write_text(path.read_text().replace("time_us: 412.5", "time_ms: 0.4125"))
-    next_schema = dbfile.SCHEMA + 1
-
-    def convert(data):
-        for entry in data["records"].values():
-            entry["time_us"] = entry.pop("time_ms") * 1000
-        return data
-
-    monkeypatch.setattr(dbfile, "SCHEMA", next_schema)
-    monkeypatch.setitem(dbfile.CONVERTERS, next_schema - 1, convert)
-    assert dbfile.read(path).records == (record(),)
-    database.write([record(dataclasses.replace(PROBLEM, batch=2))], tmp_path)
-    assert len(dbfile.read(path).records) == 2 and f"schema: {next_schema}" in path.read_text()
-
-
-def test_schema_1_hashed_sources_with_their_comments(tmp_path):
-    new = record(source_sha256="c" * 64)
-    path, = database.write([new], tmp_path)
-    path.write_text(path.read_text().replace("schema: 2", "schema: 1"))
-    old, = dbfile.read(path).records
-    assert old == dataclasses.replace(new, source_sha256=None)  # which code that was is not known, which cubin is
-    assert old.is_of(SimpleNamespace(sha256=old.cubin_sha256, source_sha256="d" * 64))
-    database.write([record(dataclasses.replace(PROBLEM, batch=2))], tmp_path)
-    assert "schema: 2" in path.read_text() and old in dbfile.read(path).records
-    path.write_text("schema: 1\ngpu: 3\nop: forward\nrecords: [1]\nquarantined: {a: 1}\n")
-    assert dbfile.read(path).error
 
 
 # Search path
