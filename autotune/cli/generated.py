@@ -1,10 +1,10 @@
 """Writes ``generated/``: what of templates/ and a database is there to be read.
 
 ``<kernel>-<kind>.cu`` is one source for each kernel and kind of problem (`winners.kind_of`) of which a record ships on any GPU:
-that of the winner whose problem has most features (`winners.telling`). ``<gpu>.md`` has the winners of one GPU; their sources have
-fewer features, other head dims and other values of their configs, and `autotune source PROBLEM` prints them. So a tuned GPU
-adds a table, and a source only of a kernel or kind that no other GPU has. The folder is a function of templates/ and the database: `check` says where it is not. Needs NVRTC, for the
-resources in the headers, and no GPU.
+that of the winner whose problem has most features (`winners.telling`). ``<gpu>.md`` has the winners of one GPU; their sources
+have fewer features, other head dims and other values of their configs, and `autotune source PROBLEM` prints them. So a tuned GPU
+adds a table, and a source only of a kernel or kind that no other GPU has. The folder is a function of templates/ and the
+database: `check` says where it is not. Needs NVRTC, for the resources in the headers, and no GPU.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def sources(root: Path) -> dict[Path, str]:
 
 
 def _examples(records: list[Record]) -> dict[str, tuple[Problem, Config, Gpu, str]]:
-    """File name -> (problem, config, GPU, what they are), for each kernel and kind: of several, the problem with most features."""
+    """File name -> (problem, config, GPU, what they are), for each kernel and kind: the problem with most features."""
     shown = {f"{record.config.kernel}-{winners.kind_of(record.problem.static)}.cu": record
              for record in sorted(records, key=lambda record: (winners.telling(record.problem), record.gpu.name))}
     return {name: (record.problem, record.config, gpu := _gpu_of(record),

@@ -45,8 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "each problem; full: up to a quarter of an hour")
     parser.add_argument("--cover", action="store_true",
                         help="not these problems but covers of what they need, a model's decode steps with its prompts: for each "
-                        "head dim, mask and source of keys a few configs on a grid of problems, so that lookups of any sizes rest "
-                        "on times; ten seconds each. Covers that the database has are measured again where sources have changed")
+                        "head dim, mask and source of keys a few configs on a grid of problems, so that lookups of any sizes "
+                        "rest on times; ten seconds each. Covers that the database has are measured again where sources have "
+                        "changed")
     parser.add_argument("--part", metavar="I/N", default="1/1", help="with --cover: every N-th cover, beginning with the I-th "
                         "(1/1)")
     parser.add_argument("--seconds", type=float, default=math.inf,

@@ -44,7 +44,7 @@ def _table(kernel: Kernel, gpu: Gpu, records: list[Record]) -> str:
 
 
 def kind_of(static: Static) -> str:
-    """What sources of a kernel differ in most: where keys come from, and their dtype where it is not one of 16 bits; ``paged-e4m3``.
+    """What sources of a kernel differ in most: where keys come from, and their dtype if it is not one of 16 bits; ``paged-e4m3``.
     Sources of one kind differ in numbers, and by the lines of a mask, a soft cap or ALiBi."""
     return static.kv if static.kv_dtype in ("bf16", "fp16") else f"{static.kv}-{static.kv_dtype}"
 

@@ -78,7 +78,8 @@ def _of_covers(root: Path, gpu: Gpu, problems: Sequence[Problem]) -> list[Proble
     """Problems of the covers of `gpu` in `root` whose static part is none of `problems`."""
     wanted = {in_bf16(other).static for problem in problems for other in over_each_source(problem)}
     found = [cover for path in covers.paths(root) if isinstance(cover := covers.read(path), Cover)]
-    return [problem for cover in found if cover.gpu == GpuKey.of(gpu) and cover.static not in wanted for problem in cover.problems]
+    others = [cover for cover in found if cover.gpu == GpuKey.of(gpu) and cover.static not in wanted]
+    return [problem for cover in others for problem in cover.problems]
 
 
 def current(cover: Cover | str | None, gpu: Gpu) -> bool:

@@ -117,7 +117,7 @@ def rendered_only(static, config, gpu):
 
 
 def texts_of(root, tuned):
-    """What generated/ holds if each of `tuned`, keys with what they are of, has all problems that ship on the H200, as defaults."""
+    """What generated/ holds if each of `tuned`, keys with what they are of, has all problems that ship, with default configs."""
     problems = [each.problem for _, each in database.all_records([database.shipped_root()])]
     for key, of in tuned.items():
         database.write([record(problem, kernels.default_config(problem, of), "0" * 64, gpu=key, default_config=None,
