@@ -112,10 +112,11 @@ def _launched(call: Call, given: Arrays, scale, return_lse: bool) -> tuple:
     call.v_batch_stride, call.v_row_stride, call.v_head_stride = v0, v1, v2
     out = given.out
     if out is None or unsuited(out_view := library.read(out), True) or unpacked and _gaps(out_view):
-        target = library.empty(q, (outer, rows, heads_q, call.head_dim_v))
-        call.out, o2 = library.pointer(target), call.head_dim_v
+        o2 = call.head_dim_v
         o1 = heads_q * o2
         o0 = rows * o1
+        target = library.dense(q, call.device, (outer, rows, heads_q, o2), (o0, o1, o2, 1))
+        call.out = library.pointer(target)
     else:
         target, (call.out, _, o0, o1, o2, _, _, _) = out, out_view
     call.out_row_stride, call.out_head_stride = o1, o2

@@ -122,10 +122,12 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
     call.v_row_stride, call.v_head_stride = v0, v1
     target = out
     if out is None or unsuited(library.read(out[None]), aligned):
-        # Rows of no sequence keep what they have where the caller can see it.
-        target = library.empty(q, (total_q, heads_q, head_dim_v)) if out is None else library.packed(out)
-        call.out, o1 = library.pointer(target), head_dim_v
+        o1 = head_dim_v
         o0 = heads_q * o1
+        # Rows of no sequence keep what they have where the caller can see it.
+        target = library.packed(out) if out is not None else \
+            library.dense(q, device, (total_q, heads_q, head_dim_v), (o0, o1, 1))
+        call.out = library.pointer(target)
     else:
         call.out, _, (o0, o1, _), _, _ = vector(out)
     call.out_row_stride, call.out_head_stride = o0, o1

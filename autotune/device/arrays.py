@@ -41,7 +41,10 @@ class TorchArrays(Traced):
         self.stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.grad_enabled = torch.is_grad_enabled
         self.forward_mode = lambda: torch.autograd.forward_ad._current_level >= 0  # tangents show in no attribute of a tensor
-        self.empty_like = torch.empty_like
+        try:  # also what generated code calls: it goes round the dispatcher, and allocates on the current device
+            self._empty_strided, self._current_device = torch._C._dynamo.guards._empty_strided_cuda, torch._C._cuda_getDevice
+        except AttributeError:
+            self._empty_strided, self._current_device = None, lambda: None
 
     def read(self, array):
         stride0, stride1, stride2, stride3 = array.stride()
@@ -52,6 +55,12 @@ class TorchArrays(Traced):
         return array.data_ptr(), tuple(array.shape), array.stride(), array.dtype, array.get_device()
 
     def empty(self, like, shape):
+        return like.new_empty(shape)
+
+    def dense(self, like, device: int, shape: tuple, strides: tuple):
+        """The same with C order's `strides`, on the `device` of `like`: 2 us less."""
+        if device == self._current_device():
+            return self._empty_strided(shape, strides, like.dtype)
         return like.new_empty(shape)
 
     def empty_float32(self, like, shape):
@@ -151,12 +160,12 @@ class CupyArrays:
     def stream(self, device: int) -> int:
         return self._stream(device).ptr
 
-    def empty_like(self, array):
-        """An array of the same shape, in C order."""
-        return self._allocate(array.data.device_id, array.shape, array.dtype)
-
     def empty(self, like, shape):
         return self._allocate(like.data.device_id, shape, like.dtype)
+
+    def dense(self, like, device: int, shape: tuple, strides: tuple):
+        """The same with C order's `strides`, on the `device` of `like`."""
+        return self._allocate(device, shape, like.dtype)
 
     def empty_float32(self, like, shape):
         return self._allocate(like.data.device_id, shape, self.float32)

@@ -43,7 +43,7 @@ def calls():
 def test_a_warm_call_changes_modules_seldom(gpu, name, monkeypatch):
     monkeypatch.setattr(FakeGpu, "launchKernel", lambda self, *arguments: self.launches.append(arguments))  # computes nothing
     made = {}
-    for maker in ("empty", "empty_like"):  # gives the same array each time, as a caching allocator does: it has maps already
+    for maker in ("empty", "dense"):  # gives the same array each time, as a caching allocator does: it has maps already
         make = getattr(gpu.library, maker)
 
         def again(like, *shape, make=make):
