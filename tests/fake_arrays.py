@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 
-from autotune.device import arrays, attributes, streams, launch, tensormap, counters
+from autotune.device import arrays, attributes, streams, launch, tensormap, counters, workspaces
 from autotune.calls import plan, plans
 from autotune.core.gpu import by_name
 from autotune.kernels import config_from_text, kernel_of
@@ -302,7 +302,8 @@ def fake_gpu(monkeypatch):
 
 
 def forget():
-    for cache in (plans._plans, plans._binaries, plans._told, counters._in_use, counters._reserve, streams._beside):
+    for cache in (plans._plans, plans._binaries, plans._told, counters._in_use, counters._reserve, streams._beside,
+                  workspaces._of_stream, workspaces._made):
         cache.clear()
     tensormap.encode.cache_clear()
 

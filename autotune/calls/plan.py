@@ -8,26 +8,29 @@ from __future__ import annotations
 
 from typing import Callable
 
-from ..device import counters, launch, streams
+from ..device import counters, launch, streams, workspaces
 from ..device.arrays import is_capturing
 from ..kernels import kernel_of
 from .binding import bind
 from .call import Call
 
 
-def lend(call: Call, beside: bool) -> None:
-    """Gives `call` the workspaces and counters that its launch needs, from its arrays' library. They may be used again once the
-    call has returned, by later work on the stream."""
+def lend(call: Call, beside: bool, reusing: bool) -> None:
+    """Gives `call` the workspaces and counters that its launch needs. They may be used again once the call has returned, by later
+    work on the stream. `reusing`: by what follows it there even before, so it must be a launch of one kernel."""
     library, capturing = call.library, is_capturing(call.stream)
+    stream = None if capturing else counters.stream_id(call.stream)
     if call.lent:
         room = 0
         for _, floats in call.lent:
             room += floats + -floats % 4
-        call.keep = library.workspace(call.like, room, capturing)
-        place(call, library.pointer(call.keep))
+        address = workspaces.find(call.device, stream, 4 * room) if reusing and not capturing else 0
+        if not address:
+            call.keep = library.workspace(call.like, room, capturing)
+            address = library.pointer(call.keep)
+        place(call, address)
     if call.counters:
-        call.tickets, call.keep_tickets = counters.take(library, call.like, call.device, call.stream, call.counters, capturing,
-                                                        beside)
+        call.tickets, call.keep_tickets = counters.take(library, call.like, call.device, stream, call.counters, capturing, beside)
 
 
 def place(call: Call, address: int) -> None:
@@ -42,7 +45,8 @@ class Plan:
     arrays that the kernel's tensor maps cannot describe. With `resize`, what of the config follows from sizes is chosen for those
     of each call, else it is what the config has."""
 
-    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_sized", "_pack", "_launches", "_waiting")
+    __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_sized", "_pack", "_launches", "_waiting",
+                 "_single")
 
     def __init__(self, match, loaded: launch.Loaded, resize: bool = False):
         problem, config = match.problem, match.config
@@ -54,6 +58,7 @@ class Plan:
         resized = self.kernel.resized(match.sized_for, config, match.gpu) if resize else None
         self._sized, self._pack, _ = bind(problem, config, lambda each: each * match.gpu.sms, resized=resized)
         first, *rest = self.kernel.plan(problem, config)
+        self._single = not rest
         later = [loaded.bound(step).enqueue for step in rest]
         self._launches = {size: (loaded.bound(first._replace(cluster=size)).enqueue, *later)
                           for size in range(1, self.kernel.most_cluster(config) + 1)}
@@ -61,18 +66,18 @@ class Plan:
         # still runs. Sequences of a mixed batch have lengths that only the device knows, so no cluster merges their splits.
         self._waiting = (loaded.bound(first._replace(dependent=False, cluster=1)).enqueue, *later)
 
-    def run(self, call: Call, lend: Callable[[Call, bool], None] = lend, alone: bool = True) -> None:
+    def run(self, call: Call, lend: Callable[[Call, bool, bool], None] = lend, alone: bool = True) -> None:
         """Launches on the call's stream; not `alone`: after another launch that begins with it. Raises `tensormap.Unmappable` for
         arrays that this plan's kernel cannot take in place; `plans.without_maps` has the plan that can."""
         grids, params = self._ready(call, lend, False)
         self._launch(self._launches[call.cluster] if alone else self._waiting, grids, call.stream, params)
 
-    def _ready(self, call: Call, lend: Callable[[Call, bool], None], beside: bool) -> tuple:
+    def _ready(self, call: Call, lend: Callable[[Call, bool, bool], None], beside: bool) -> tuple:
         """(grids, Params): all that a launch needs to be done on the call's own stream has been enqueued."""
         call.lent, call.counters, call.cluster, call.tickets = (), 0, 1, 0
         grids = self._sized(call)
         if call.lent or call.counters:
-            lend(call, beside)
+            lend(call, beside, self._single and not beside)
         try:
             params = launch.free.pop()
         except IndexError:

@@ -64,7 +64,7 @@ def runner(problem: Problem, config: Config, binary, device: int) -> Callable:
         nonlocal counters
         checked = lse is not None or problem.op == "backward"
 
-        def lend(call: Call, _) -> None:
+        def lend(call: Call, *_) -> None:
             nonlocal counters
             floats = sum(floats + -floats % 4 for _, floats in call.lent)
             if floats:

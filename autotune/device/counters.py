@@ -25,16 +25,16 @@ _ids: list[tuple] = []  # free arguments of `stream_id`; list.pop and list.appen
 _reserve: dict[int, tuple[int, int]] = {}  # device -> (pointer of the next free one, tickets left)
 
 
-def take(library, like, device: int, stream: int, count: int, capturing: bool, beside: bool = False) -> tuple[int, object]:
+def take(library, like, device: int, stream, count: int, capturing: bool, beside: bool = False) -> tuple[int, object]:
     """(pointer to `count` counters that are 0 whenever the launch begins, what must live until it has been enqueued).
 
     Launches that follow each other on one stream share their counters, but for one that may run `beside` the launch before it.
-    A stream is known by what no other one ever is: its handle may be that of one that was destroyed while launches of it were
-    still to run. A captured graph may be replayed on any stream, beside anything else, so each captured launch has counters of
-    its own, for good. Where none are left, or a stream cannot be told from others, `library` lends them, and what zeroes them is
-    enqueued, or captured, before the launch: 1 us more.
+    `stream` is its `stream_id`: its handle may be that of one that was destroyed while launches of it were still to run. A
+    captured graph may be replayed on any stream, beside anything else, so each captured launch has counters of its own, for
+    good. Where none are left, or a stream cannot be told from others, `library` lends them, and what zeroes them is enqueued, or
+    captured, before the launch: 1 us more.
     """
-    key = (device, stream_id(stream), beside) if not capturing else None
+    key = (device, stream, beside) if not capturing else None
     entry = _in_use.get(key)
     if entry is not None and entry[1] >= count:
         return entry[0], None
@@ -75,7 +75,7 @@ def set_aside(device: int) -> None:
     """Sees to it that launches on `device` that are captured next have counters. Not to be called under capture."""
     with _lock:
         if device not in _reserve:
-            _reserve[device] = _zeros(device, RESERVE), RESERVE
+            _reserve[device] = zeros(device, RESERVE), RESERVE
 
 
 def _draw(device: int, count: int) -> int:
@@ -83,12 +83,12 @@ def _draw(device: int, count: int) -> int:
     pointer, left = _reserve.get(device, (0, 0))
     if left < count:
         left = max(count, RESERVE)
-        pointer = _zeros(device, left)
+        pointer = zeros(device, left)
     _reserve[device] = pointer + 4 * count, left - count
     return pointer
 
 
-def _zeros(device: int, count: int) -> int:
+def zeros(device: int, count: int) -> int:
     """The pointer of `count` 32-bit numbers that are 0 for every stream. They are never freed: a graph may point into them.
     Raises `LaunchError`."""
     def make(runtime) -> int:

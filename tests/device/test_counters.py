@@ -15,7 +15,7 @@ LIKE = SimpleNamespace(device=0)
 
 
 def taken(gpu, stream, count=4):
-    return counters.take(gpu.library, LIKE, 0, stream, count, False)[0]
+    return counters.take(gpu.library, LIKE, 0, counters.stream_id(stream), count, False)[0]
 
 
 def test_a_stream_with_the_handle_of_one_that_was_destroyed_has_other_counters(gpu):
@@ -54,7 +54,7 @@ def test_a_stream_that_is_not_told_from_others_draws_from_new_counters_each_time
     else:
         monkeypatch.setattr(counters, "_id_of", lambda: None)
     for _ in range(3):
-        pointer, array = counters.take(gpu.library, LIKE, 0, 200, 4, False)
+        pointer, array = counters.take(gpu.library, LIKE, 0, counters.stream_id(200), 4, False)
         assert pointer == gpu.library.pointer(array) and not array.array.any()
     assert len(gpu.library.workspaces) == 3
     if without == "room":

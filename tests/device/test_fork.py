@@ -40,6 +40,10 @@ def test_a_default_stream_is_that_of_the_arrays_device(gpu, stream):
     assert gpu.runtime.current == 0 and len(gpu.runtime.log) == 4
 
 
+def drawn(gpu, stream):
+    return counters.take(gpu.library, LIKE, 0, counters.stream_id(stream), 1, False)[0]
+
+
 def test_each_thread_has_its_own_default_stream(gpu):
     """One handle names them all."""
     found = []
@@ -51,9 +55,9 @@ def test_each_thread_has_its_own_default_stream(gpu):
         thread.join()
     (a, shared), (b, same) = alive, found[0]
     assert a is not b and shared is same
-    own = {counters.take(gpu.library, LIKE, 0, stream, 1, False)[0] for stream in (2, 7)}
+    own = {drawn(gpu, stream) for stream in (2, 7)}
     other = []
-    thread = threading.Thread(target=lambda: other.extend(counters.take(gpu.library, LIKE, 0, s, 1, False)[0] for s in (2, 7)))
+    thread = threading.Thread(target=lambda: other.extend(drawn(gpu, stream) for stream in (2, 7)))
     thread.start()
     thread.join()
     assert len(own) == 2 and other[0] not in own and other[1] in own

@@ -14,6 +14,7 @@ from torch_gpu import fake_torch_gpu, forget_tensors  # noqa: E402, F401
 import autotune  # noqa: E402
 from autotune.calls import autograd  # noqa: E402
 from autotune.calls.arguments import AttentionError  # noqa: E402
+from autotune.device import workspaces  # noqa: E402
 from autotune.integrations import ops  # noqa: E402
 
 OPS = torch.ops.autotune
@@ -198,12 +199,15 @@ def test_eager_calls_do_not_go_through_the_dispatcher(torch_gpu, monkeypatch):
     close(autotune.attention(q, k, v), plain(q, k, v))
 
 
-def test_workspaces_come_from_torch(torch_gpu, monkeypatch):
+@pytest.mark.parametrize("capturing", [False, True])
+def test_workspaces_come_from_torch_where_a_stream_has_none(torch_gpu, monkeypatch, capturing):
     taken = []
+    monkeypatch.setattr(workspaces, "MOST_BYTES", workspaces.MOST_BYTES if capturing else 0)
     monkeypatch.setattr(torch_gpu.tensors, "workspace",
                         lambda like, floats, capturing: taken.append(floats) or like.new_empty(floats, dtype=torch.float32))
     q, k, v = qkv(batch=1, rows=1, keys=4096)
     chosen = autotune.lookup("decode-bf16-b1-h4x2-q1-k4096-d64", "nvidia-h200").config
     config = chosen.text.replace("cluster_merges=true", "cluster_merges=false")  # parts that a cluster merges need no workspace
-    autotune.attention_with_kvcache(q, k, v, num_splits=40, config=config)
-    assert taken
+    for torch_gpu.capturing in (False, capturing):  # the first loads
+        autotune.attention_with_kvcache(q, k, v, num_splits=40, config=config)
+    assert len(taken) == (1 if capturing else 2)
