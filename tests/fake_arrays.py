@@ -65,6 +65,12 @@ class TensorArrays:
         array = tensor.array
         return array.ctypes.data, array.shape, tuple(s // array.itemsize for s in array.strides), array.dtype, tensor.device
 
+    def form(self, tensor):
+        return type(tensor), tensor.shape, tensor.array.strides, tensor.dtype, tensor.device
+
+    def forms(self, q, k, v):
+        return self.form(q), self.form(k), self.form(v)
+
     def traced(self):
         return False
 
@@ -303,7 +309,7 @@ def fake_gpu(monkeypatch):
 
 def forget():
     for cache in (plans._plans, plans._binaries, plans._told, counters._in_use, counters._reserve, streams._beside,
-                  workspaces._of_stream, workspaces._made):
+                  workspaces._of_stream, workspaces._made, plans.repeatable):
         cache.clear()
     tensormap.encode.cache_clear()
 

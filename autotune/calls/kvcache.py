@@ -10,7 +10,7 @@ Lengths and page tables stay on the device, so a captured CUDA graph can be repl
 from __future__ import annotations
 
 from ..device import arrays
-from . import plans
+from . import again, plans
 from .arguments import bounds_of, positive_scale, refuse_config
 from ..device.arrays import LIBRARIES, OTHER, library_of
 from ..core.masks import CAUSAL, FULL
@@ -56,20 +56,23 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
     Raises `AttentionError` for arguments that do not fit together, and what `attention` raises.
     """
     library = LIBRARIES.get(type(q)) or library_of(q)
-    if library is OTHER:
-        return _through_cupy((q, k_cache, v_cache), dict(
-            cache_seqlens=cache_seqlens, page_table=page_table, causal=causal, cu_seqlens_q=cu_seqlens_q,
-            max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_scale=k_scale, v_scale=v_scale, num_splits=num_splits,
-            window=window, prefix=prefix, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
-            return_lse=return_lse, out=out,
-            check=check, config=config))
-    if library.traced():
+    if library is OTHER or library.traced():
+        keywords = dict(cache_seqlens=cache_seqlens, page_table=page_table, causal=causal, cu_seqlens_q=cu_seqlens_q,
+                        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_scale=k_scale, v_scale=v_scale,
+                        num_splits=num_splits, window=window, prefix=prefix, scale=scale, softcap=softcap, sinks=sinks,
+                        alibi_slopes=alibi_slopes, return_lse=return_lse, out=out)
+        if library is OTHER:
+            return _through_cupy((q, k_cache, v_cache), {**keywords, "check": check, "config": config})
         refuse_config(config)
-        return library.ops.attention_with_kvcache(
-            q, k_cache, v_cache, cache_seqlens=cache_seqlens, page_table=page_table, cu_seqlens_q=cu_seqlens_q,
-            max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_scale=k_scale, v_scale=v_scale, num_splits=num_splits,
-            causal=causal, window=window, prefix=prefix, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
-            return_lse=return_lse, out=out)
+        return library.ops.attention_with_kvcache(q, k_cache, v_cache, **keywords)
+    form = None
+    if k_scale is v_scale is num_splits is sinks is alibi_slopes is config is None and window is NO_WINDOW and \
+            prefix is NO_PREFIX and not (check or return_lse) and (
+                cu_seqlens_q is max_seqlen_q is None or type(max_seqlen_q) is int and max_seqlen_q <= MAX_QUERIES):
+        form, result = again.launch(library, q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, out, max_seqlen_q,
+                                    max_seqlen_k, causal, scale, softcap)
+        if result is not None:
+            return result
     bounds = (CAUSAL if causal else FULL) if window is NO_WINDOW and prefix is NO_PREFIX else bounds_of(causal, window, prefix)
     call, given = understand(library, q, k_cache, v_cache, cache_seqlens, page_table, bounds, cu_seqlens_q, max_seqlen_q,
                              max_seqlen_k, k_scale, v_scale, num_splits, softcap, sinks, alibi_slopes, out, check, config)
@@ -80,8 +83,9 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
     result, lse = _empty(call, given, sinks, return_lse) if empty else _launched(call, given, scale, return_lse)
     if given.packed:
         result, lse = result[0], lse[0] if return_lse else None
-    if out is not None:
-        result = out
+    result = result if out is None else out
+    if form is not None:
+        again.keep(form, call, q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, result)
     return (result, lse) if return_lse else result
 
 
@@ -137,6 +141,7 @@ def _launched(call: Call, given: Arrays, scale, return_lse: bool) -> tuple:
             call.q_batch_stride, call.out_batch_stride, call.lse_batch_stride = q0, o0, heads_q * rows
         if many is None:
             few.run(call)
+            call.plan = few
         else:
             call.pages = 0  # nothing is prefetched: it does not begin before what ran before it has ended
             _run_both(few, call, many, twin)

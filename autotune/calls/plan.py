@@ -69,13 +69,20 @@ class Plan:
     def run(self, call: Call, lend: Callable[[Call, bool, bool], None] = lend, alone: bool = True) -> None:
         """Launches on the call's stream; not `alone`: after another launch that begins with it. Raises `tensormap.Unmappable` for
         arrays that this plan's kernel cannot take in place; `plans.without_maps` has the plan that can."""
-        grids, params = self._ready(call, lend, False)
-        self._launch(self._launches[call.cluster] if alone else self._waiting, grids, call.stream, params)
+        params = self._ready(call, lend, False)
+        self._launch(self._launches[call.cluster] if alone else self._waiting, call, call.stream, params)
 
-    def _ready(self, call: Call, lend: Callable[[Call, bool, bool], None], beside: bool) -> tuple:
-        """(grids, Params): all that a launch needs to be done on the call's own stream has been enqueued."""
+    def repeat(self, call: Call) -> None:
+        """`run` for a call that has been run, at other addresses."""
+        self._launch(self._launches[call.cluster], call, call.stream, self._packed(call, lend, False))
+
+    def _ready(self, call: Call, lend: Callable[[Call, bool, bool], None], beside: bool) -> launch.Params:
+        """Params: all that a launch needs to be done on the call's own stream has been enqueued."""
         call.lent, call.counters, call.cluster, call.tickets = (), 0, 1, 0
-        grids = self._sized(call)
+        call.grids = self._sized(call)
+        return self._packed(call, lend, beside)
+
+    def _packed(self, call: Call, lend: Callable[[Call, bool, bool], None], beside: bool) -> launch.Params:
         if call.lent or call.counters:
             lend(call, beside, self._single and not beside)
         try:
@@ -83,10 +90,10 @@ class Plan:
         except IndexError:
             params = launch.Params()
         self._pack(call, params.buffer)
-        return grids, params
+        return params
 
-    def _launch(self, launches: tuple, grids: tuple, stream: int, params: launch.Params) -> None:
-        for enqueue, grid in zip(launches, grids):
+    def _launch(self, launches: tuple, call: Call, stream: int, params: launch.Params) -> None:
+        for enqueue, grid in zip(launches, call.grids):
             if grid:
                 enqueue(grid, stream, params.address)
         launch.free.append(params)
@@ -96,10 +103,10 @@ class Plan:
         """Launches `other` for the twin and this plan for the call, to run at the same time: `other` on a stream beside the
         call's, first, so that this one's blocks fill the SMs that its last blocks leave idle. Raises as `run` does, before
         anything is launched."""
-        grids, params = other._ready(twin, lend, True)
+        params = other._ready(twin, lend, True)
         beside = streams.fork(call.device, call.stream)
         try:
-            other._launch(other._launches[1], grids, beside.stream, params)
+            other._launch(other._launches[1], twin, beside.stream, params)
             self.run(call, alone=False)
         finally:
             beside.join()

@@ -25,6 +25,7 @@ WORTH_SAYING = 1.05  # bound of the slowdown
 MAX_PLANS = 4096  # a plan is small; its module stays loaded when it goes, for a captured graph may hold it
 
 _plans: dict[tuple, Plan] = {}
+repeatable: dict[tuple, list] = {}  # what `calls.again` keeps, which refers to plans
 _binaries: dict[tuple, object] = {}  # (static, what of the config is compiled in, device) -> Binary
 _told: set[tuple] = set()
 _retired: dict[str, int] = {}  # tier -> calls of plans that are no longer kept
@@ -70,6 +71,7 @@ def make(problem: Problem, device: int, capturing: bool = False, config: Config 
                 _tell(plan.match)
             while len(_plans) >= MAX_PLANS:
                 _retire(_plans.pop(next(iter(_plans))))
+                repeatable.clear()
             _plans[key] = plan
     return plan
 

@@ -36,6 +36,7 @@ class TorchArrays(Traced):
         self.dtypes = {getattr(torch, name): short for name, short in DTYPE_NAMES.items()}
         self.sink_dtypes = {getattr(torch, name): code for name, code in SINK_DTYPES.items()}
         self.float32, self.int32 = torch.float32, torch.int32
+        self.pointer = torch.Tensor.data_ptr
         self.cache_dtypes = {torch.float8_e4m3fn: "e4m3"} if hasattr(torch, "float8_e4m3fn") else {}
         # Of a device index; what torch's own generated code calls. A torch without CUDA lacks it, and has no CUDA tensors.
         self.stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -53,6 +54,15 @@ class TorchArrays(Traced):
     def vector(self, array):
         """(pointer, shape, strides, dtype, device index) of an array of any rank."""
         return array.data_ptr(), tuple(array.shape), array.stride(), array.dtype, array.get_device()
+
+    def form(self, array) -> tuple:
+        """All that a call must know of an array besides its address."""
+        return type(array), array.shape, array.stride(), array.dtype, array.get_device()
+
+    def forms(self, q, k, v) -> tuple:
+        """The same of three."""
+        return (q.shape, q.stride(), q.dtype, q.get_device(), k.shape, k.stride(), k.dtype, k.get_device(),
+                v.shape, v.stride(), v.dtype, v.get_device())
 
     def empty(self, like, shape):
         return like.new_empty(shape)
@@ -82,9 +92,6 @@ class TorchArrays(Traced):
     def on_host(self, array):
         """A copy as a numpy array, of integers. Waits for the device."""
         return array.cpu().numpy()
-
-    def pointer(self, array) -> int:
-        return array.data_ptr()
 
     def packed(self, array):
         """A copy in C order at an aligned address."""
@@ -156,6 +163,14 @@ class CupyArrays:
         """(pointer, shape, strides, dtype, device index) of an array of any rank."""
         strides = tuple(stride // array.itemsize for stride in array.strides)
         return array.data.ptr, array.shape, strides, array.dtype, array.data.device_id
+
+    def form(self, array) -> tuple:
+        """All that a call must know of an array besides its address."""
+        return type(array), array.shape, array.strides, array.dtype, array.data.device_id
+
+    def forms(self, q, k, v) -> tuple:
+        """The same of three."""
+        return self.form(q), self.form(k), self.form(v)
 
     def stream(self, device: int) -> int:
         return self._stream(device).ptr

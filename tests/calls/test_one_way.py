@@ -32,8 +32,8 @@ def calls():
     return {
         "dense": (8, lambda: autotune.attention(q, k, v, causal=True)),
         "varlen": (11, lambda: autotune.attention_varlen(q[0], k[0], v[0], starts, starts, 40, 40, causal=True)),
-        "decode": (10, lambda: autotune.attention_with_kvcache(token, cache, cache, cache_seqlens=lengths)),
-        "paged decode": (10, lambda: autotune.attention_with_kvcache(token, pages, pages, **paged)),
+        "decode": (8, lambda: autotune.attention_with_kvcache(token, cache, cache, cache_seqlens=lengths)),
+        "paged decode": (8, lambda: autotune.attention_with_kvcache(token, pages, pages, **paged)),
         "mixed": (14, lambda: autotune.attention_with_kvcache(ragged, pages, pages, cu_seqlens_q=begins, max_seqlen_q=43,
                                                               **paged)),
     }
