@@ -1,5 +1,5 @@
-"""Calls of `attention_with_kvcache` that are like an earlier one in all but addresses, as those of a model's layers are, and of its
-steps over one cache: the `Call` of that one gets their addresses and is launched again.
+"""Calls of `attention_with_kvcache` that are like an earlier one in all but addresses, as those of a model's layers and steps are:
+the `Call` of that one gets their addresses and is launched again.
 
 What was checked, found and computed for the earlier one follows from numbers and from the arrays' forms (shapes, strides, dtypes,
 devices), so it holds for all calls that have the same.
@@ -17,7 +17,7 @@ NUMBERS = type(None), float, int
 
 
 class Repeatable:
-    """A call that has been launched, and the shape and strides of its output. Whoever takes it out of `repeatable` may launch it."""
+    """A call that was launched, and the shape and strides of its output. Whoever takes it out of `repeatable` may launch it."""
 
     __slots__ = ("call", "shape", "strides")
 

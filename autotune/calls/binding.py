@@ -26,10 +26,11 @@ VALUES = ("v", "out", "dout", "dv")  # tensors whose rows have head_dim_v column
 class Binding(NamedTuple):
     """`sized(call)` gives the grid of each step, and says in `call` what must be lent; when that has been lent,
     `pack(call, buffer)` puts the fields of Params there, as `packer` has them. It raises `tensormap.Unmappable` for arrays that
-    the kernel's maps cannot describe."""
+    the kernel's maps cannot describe. `pack_addresses` does it where the fields of a call that differs in addresses only are."""
 
     sized: Callable[[Call], tuple[int, ...]]
     pack: Callable[[Call, bytearray], None]
+    pack_addresses: Callable[[Call, bytearray], None]
     packer: struct.Struct
 
 
@@ -50,8 +51,12 @@ def bind(problem: Problem, config: Config, blocks: Callable[[int], int], encode:
     texts = [_map_text(n, shape, problem) for n, shape in enumerate(maps)]
     texts += [field.of or field.name for field in fields if field.type != "TensorMap"]
     scope = {**FUNCTIONS, "encode": encode, "dtype": problem.dtype, **{f"box{n}": shape for n, shape in enumerate(maps)}}
-    pack = packing(texts, packer, kernel.known(problem, config), scope, bool(maps) and encode is encode_map)
-    return Binding(sized, pack, packer)
+    known = kernel.known(problem, config)
+    pack = pack_addresses = packing(texts, packer, known, scope, bool(maps) and encode is encode_map)
+    if not maps:
+        last = max(n for n, field in enumerate(fields) if field.type.endswith("*"))
+        pack_addresses = packing(texts[:last + 1], struct.Struct(params_format(fields[:last + 1])), known, scope, False)
+    return Binding(sized, pack, pack_addresses, packer)
 
 
 def packing(texts: list[str], packer: struct.Struct, known: Mapping[str, Value], scope: Mapping[str, object],

@@ -90,7 +90,7 @@ def understand(library, q, k_cache, v_cache, cache_seqlens, page_table, bounds: 
     if out is not None:
         check_out(library, out, (outer, rows, heads_q, head_dim_v), dtype, device)
     call = Call()
-    call.plan = None
+    call.plan = call.params = None
     call.op, call.kv, call.config = "decode", "paged" if page_size else "dense", config
     call.library, call.device, call.dtype, call.kv_dtype = library, device, dtype_name, kv_dtype
     call.heads_q, call.heads_kv, call.head_dim, call.head_dim_v = heads_q, heads_kv, head_dim, head_dim_v

@@ -20,17 +20,22 @@ def lend(call: Call, beside: bool, reusing: bool) -> None:
     work on the stream. `reusing`: by what follows it there even before, so it must be a launch of one kernel."""
     library, capturing = call.library, is_capturing(call.stream)
     stream = None if capturing else counters.stream_id(call.stream)
+    if stream is not None and call.lender == stream:
+        return
+    call.keep = call.keep_tickets = call.lender = None
     if call.lent:
         room = 0
         for _, floats in call.lent:
             room += floats + -floats % 4
-        address = workspaces.find(call.device, stream, 4 * room) if reusing and not capturing else 0
+        address = workspaces.find(call.device, stream, 4 * room) if reusing else 0
         if not address:
             call.keep = library.workspace(call.like, room, capturing)
             address = library.pointer(call.keep)
         place(call, address)
     if call.counters:
         call.tickets, call.keep_tickets = counters.take(library, call.like, call.device, stream, call.counters, capturing, beside)
+    if call.keep is None and call.keep_tickets is None:
+        call.lender = stream
 
 
 def place(call: Call, address: int) -> None:
@@ -46,7 +51,7 @@ class Plan:
     of each call, else it is what the config has."""
 
     __slots__ = ("match", "kernel", "scale", "aligned", "unmapped", "calls", "_sized", "_pack", "_launches", "_waiting",
-                 "_single")
+                 "_single", "_pack_addresses", "_params_bytes")
 
     def __init__(self, match, loaded: launch.Loaded, resize: bool = False):
         problem, config = match.problem, match.config
@@ -56,7 +61,9 @@ class Plan:
         self.calls = 0
         self.unmapped: Plan | None = None
         resized = self.kernel.resized(match.sized_for, config, match.gpu) if resize else None
-        self._sized, self._pack, _ = bind(problem, config, lambda each: each * match.gpu.sms, resized=resized)
+        self._sized, self._pack, self._pack_addresses, packer = bind(problem, config, lambda each: each * match.gpu.sms,
+                                                                     resized=resized)
+        self._params_bytes = packer.size
         first, *rest = self.kernel.plan(problem, config)
         self._single = not rest
         later = [loaded.bound(step).enqueue for step in rest]
@@ -71,18 +78,24 @@ class Plan:
         arrays that this plan's kernel cannot take in place; `plans.without_maps` has the plan that can."""
         params = self._ready(call, lend, False)
         self._launch(self._launches[call.cluster] if alone else self._waiting, call, call.stream, params)
+        launch.free.append(params)
 
     def repeat(self, call: Call) -> None:
-        """`run` for a call that has been run, at other addresses."""
-        self._launch(self._launches[call.cluster], call, call.stream, self._packed(call, lend, False))
+        """`run` for a call that has been run, at other addresses. It gets Params of its own, in which only these change."""
+        if call.lent or call.counters:
+            lend(call, False, self._single)
+        params = call.params
+        if params is None:
+            params = call.params = launch.Params(self._params_bytes)
+            self._pack(call, params.buffer)
+        else:
+            self._pack_addresses(call, params.buffer)
+        self._launch(self._launches[call.cluster], call, call.stream, params)
 
     def _ready(self, call: Call, lend: Callable[[Call, bool, bool], None], beside: bool) -> launch.Params:
         """Params: all that a launch needs to be done on the call's own stream has been enqueued."""
-        call.lent, call.counters, call.cluster, call.tickets = (), 0, 1, 0
+        call.lent, call.counters, call.cluster, call.tickets, call.lender = (), 0, 1, 0, None
         call.grids = self._sized(call)
-        return self._packed(call, lend, beside)
-
-    def _packed(self, call: Call, lend: Callable[[Call, bool, bool], None], beside: bool) -> launch.Params:
         if call.lent or call.counters:
             lend(call, beside, self._single and not beside)
         try:
@@ -96,7 +109,6 @@ class Plan:
         for enqueue, grid in zip(launches, call.grids):
             if grid:
                 enqueue(grid, stream, params.address)
-        launch.free.append(params)
         self.calls += 1
 
     def run_beside(self, call: Call, other: Plan, twin: Call) -> None:
@@ -107,6 +119,7 @@ class Plan:
         beside = streams.fork(call.device, call.stream)
         try:
             other._launch(other._launches[1], twin, beside.stream, params)
+            launch.free.append(params)
             self.run(call, alone=False)
         finally:
             beside.join()

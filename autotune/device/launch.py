@@ -36,14 +36,14 @@ class LaunchError(RuntimeError):
 
 
 class Params:
-    """One buffer for a packed Params struct, at most `PARAMS_LIMIT_BYTES`, and the array of one pointer to it that cuLaunchKernel
+    """One buffer for a packed Params struct, and the array of one pointer to it that cuLaunchKernel
     reads. Whoever takes one from `free`, or makes one, puts it there when its launches have been enqueued."""
 
     __slots__ = ("buffer", "address", "_keep")
 
-    def __init__(self):
-        self.buffer = bytearray(PARAMS_LIMIT_BYTES)
-        view = (ctypes.c_char * PARAMS_LIMIT_BYTES).from_buffer(self.buffer)  # also pins the bytearray's address
+    def __init__(self, size: int = PARAMS_LIMIT_BYTES):
+        self.buffer = bytearray(size)
+        view = (ctypes.c_char * size).from_buffer(self.buffer)  # also pins the bytearray's address
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(view))
         self.address = ctypes.addressof(pointers)
         self._keep = view, pointers

@@ -1,7 +1,7 @@
 """Workspaces that launches on one stream use one after the other, so that a call allocates none.
 
-Their memory is the driver's own, as that of counters is and for the same reason. It is never freed, so only so much of it is made;
-beyond that, calls allocate from their arrays' library.
+Their memory is the driver's own, as that of counters is and for the same reason. It is never freed, so only so much of it is
+made; beyond that, calls allocate from their arrays' library.
 """
 
 from __future__ import annotations

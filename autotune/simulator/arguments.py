@@ -32,7 +32,7 @@ def arguments(problem: Problem, config: Config, given, results, lse: np.ndarray 
 
     call = call_of(problem, *parts_of(problem, given, results, lse), address)
     call.lent, call.counters, call.cluster, call.tickets = (), 0, 1, 0
-    sized, pack, packer = bind(problem, config, lambda _: RESIDENT_BLOCKS, encode)
+    sized, pack, _, packer = bind(problem, config, lambda _: RESIDENT_BLOCKS, encode)
     grids = sized(call)
     for name, floats in call.lent:
         # Whole multiples of 16 bytes, as the workspaces of a call are.

@@ -1,4 +1,4 @@
-"""Cache calls that are launched as an earlier one was: with the same Params as if each had been looked at, and only where they may."""
+"""Cache calls that are launched as an earlier one was: with the Params that looking at each would give, and only if they may."""
 
 import threading
 import weakref
@@ -9,6 +9,7 @@ from fake_arrays import Tensor, aligned, fake_gpu, qkv, random  # noqa: F401 (a 
 
 import autotune
 from autotune.calls import kvcache, plans
+from autotune.device import counters
 from autotune.device.arrays import AttentionError
 from autotune.device.launch import LaunchError
 
@@ -188,6 +189,24 @@ def test_a_captured_call_is_lent_what_is_its_own(gpu):
     captured = [launched(gpu, arrays, options)[1] for _ in range(2)]
     assert before["tickets"] and before["partial_o"] and len({p["tickets"] for p in (before, *captured)}) == 3
     assert [capturing for _, capturing in gpu.library.workspaces] == [True, True]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_each_stream_lends_what_is_its_own(gpu, monkeypatch, named):
+    if not named:
+        monkeypatch.setattr(counters, "_id_of", lambda: None)
+    arrays, options = decode(keys=3000, max_seqlen_k=3000)
+    seen = []
+    for stream in (70, 71, 71, 70, 70):
+        gpu.library.streams[0] = stream
+        _, params = launched(gpu, arrays, options)
+        assert gpu.streams[-1] == stream and params["partial_o"] and params["tickets"]
+        seen.append((params["tickets"], params["partial_o"]))
+    assert bool(gpu.library.workspaces) != named
+    if named:
+        assert seen[0] == seen[3] == seen[4] and seen[1] == seen[2] and not set(seen[0]) & set(seen[1])
+    else:
+        assert len(gpu.library.workspaces) == 10  # a workspace and counters each time
 
 
 def test_only_so_many_forms_are_kept_and_none_of_plans_that_went(gpu, monkeypatch):

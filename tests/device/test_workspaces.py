@@ -18,7 +18,8 @@ def find(stream, size=1000, device=0):
 
 
 def decode(**options):
-    return autotune.attention_with_kvcache(*qkv(batch=1, seqlen_q=1, seqlen_k=2000), cache_seqlens=LENGTHS, num_splits=4, **options)
+    arrays = qkv(batch=1, seqlen_q=1, seqlen_k=2000)
+    return autotune.attention_with_kvcache(*arrays, cache_seqlens=LENGTHS, num_splits=4, **options)
 
 
 def test_a_stream_has_one_of_its_own(gpu):
