@@ -103,7 +103,7 @@ def cover_units(cases: list[Case], gpu: Gpu, options: argparse.Namespace, report
             return
         ahead = elapsed / options.seconds <= number / len(cases) if number else True
         report.without_random += not ahead and options.configs > 0
-        kinds = FEW_KINDS[:1 if case.problem.op == "backward" else 2] if options.simulate else kinds_of(case)
+        kinds = FEW_KINDS if options.simulate else kinds_of(case)
         yield unit(case, serving(case, gpu), gpu, options.configs if ahead else 0, options.seed, kinds)
 
 

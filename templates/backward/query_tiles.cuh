@@ -12,6 +12,8 @@ template <int ROWS> struct QueryTiles {
     DEVICE QueryTiles(const Observers& o, int origin) : QueryTiles(o) {
         if (end > 0) query_begin -= (query_begin - origin) % ROWS, end = ceil_div(query_end - query_begin, ROWS);
     }
+    // Masks all tiles: where a block's last keys do not exist, of which no query is asked whether it sees them.
+    DEVICE void mask_all() { whole_end = query_begin; }
     DEVICE int first_query(int tile) const { return query_begin + tile * ROWS; }
     DEVICE bool has_query(int query) const { return query_begin <= query && query < query_end; }
     DEVICE bool needs_mask(int tile) const { return first_query(tile) < whole_begin || first_query(tile + 1) > whole_end; }
