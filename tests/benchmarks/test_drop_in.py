@@ -13,6 +13,8 @@ import drop_in_steps  # noqa: E402
 from drop_in_work import work  # noqa: E402
 from torch_gpu import fake_torch_gpu  # noqa: E402, F401
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_step_that_dies_or_hangs_costs_one_line():
     names = ["first", "raises", "dies", "spoils", "hangs", "last"]

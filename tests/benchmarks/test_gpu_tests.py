@@ -5,9 +5,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import gpu_tests  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 TESTS = """
 import pytest

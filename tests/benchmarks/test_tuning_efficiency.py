@@ -37,6 +37,7 @@ def test_what_was_recorded_is_read_and_a_second_run_goes_on(space, tmp_path):
                                                                                           if t != "spilled")
 
 
+@pytest.mark.slow
 def test_searches_are_counted_until_they_are_near_the_best(space):
     found = tuning_efficiency.tried(space, 2, None)
     assert all(1 <= count <= len(space.configs) for counts in found.values() for count in counts)

@@ -14,6 +14,8 @@ from autotune.core.gpu import by_name  # noqa: E402
 from autotune.core.masks import CAUSAL, FULL  # noqa: E402
 from autotune.device.arrays import AttentionError, library_of  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def plain(q, k, v, sinks, scale, causal, starts=None):
     """(out, lse) of (B, S, H, D) tensors; with `starts` of packed sequences, (S, H, D) and equal starts of queries and keys."""

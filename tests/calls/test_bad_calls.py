@@ -102,6 +102,7 @@ def test_a_problem_of_nothing_is_looked_up_without_advice_to_tune_it(refused, te
     refused("there is nothing to tune", autotune.tune, text, gpu=H200)
 
 
+@pytest.mark.slow
 def test_lists_of_no_problem_are_no_error():
     assert autotune.prepare([], H200) == [] and autotune.tune([], gpu=H200) == []
 

@@ -23,6 +23,7 @@ from autotune.core.problem import Problem, ProblemError
 from autotune.models import serving
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::autotune.calls.plans.UntunedWarning")
 @settings(max_examples=200)
 @given(data=st.data())
@@ -49,6 +50,7 @@ def test_the_key_of_a_call_is_the_key_of_its_problem(data):
 FORWARD = [name for name, kernel in KERNELS.items() if isinstance(kernel, ForwardKernel)]
 
 
+@pytest.mark.slow
 @given(kernel=st.sampled_from(FORWARD), data=st.data(), scale=st.floats(1e-3, 10), sink_dtype=st.integers(0, 3))
 def test_what_a_warm_call_launches_is_the_kernels_plan_and_arguments(kernel, data, scale, sink_dtype):
     kernel, length, side = KERNELS[kernel], st.integers(0, 10**6), st.none() | st.integers(0, 10**9)

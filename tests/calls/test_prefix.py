@@ -83,6 +83,7 @@ def test_peers_never_take_it_for_causal():
         assert candidates(Problem.parse(text), GPU)
 
 
+@pytest.mark.slow
 def test_torch_records_and_traces_it():
     torch = pytest.importorskip("torch")
     from autotune.calls import autograd, gradients

@@ -38,6 +38,7 @@ def arrays_of(p):
                                                                                 "max_seqlen_k": p.seqlen_k}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", DECODE)
 @pytest.mark.parametrize("on_device", [False, True])
 def test_a_decode_call_is_launched_as_a_plan_for_exactly_its_sizes(gpu, text, on_device):
@@ -54,6 +55,7 @@ def test_a_decode_call_is_launched_as_a_plan_for_exactly_its_sizes(gpu, text, on
     assert explained.parts[0].match.config == exact and f"{by_bucket[0][0][1]} blocks" in explained.splits
 
 
+@pytest.mark.slow
 def test_sizes_of_one_bucket_are_launched_unlike(gpu):
     """33 sequences of 8 heads are 264 pieces, 40 are 320; 1.5 times as many are launched."""
     pieces = {}
@@ -65,6 +67,7 @@ def test_sizes_of_one_bucket_are_launched_unlike(gpu):
     assert len(plans._plans) == 1 and pieces[33] < pieces[40]
 
 
+@pytest.mark.slow
 def test_splits_of_a_forward_call_and_their_workspace(gpu, monkeypatch):
     kernel, bucket = KERNELS["forward_wgmma"], Problem(heads_q=4, heads_kv=2, seqlen_q=104, seqlen_k=3072, head_dim=64)
     match = Match(kernel.default(bucket, GPU), "near", "measured", bucket, GPU)
@@ -120,6 +123,7 @@ def test_lengths_beyond_what_was_expected_have_blocks_and_workspace(gpu, monkeyp
         assert grid == most.grid and workspaces == [(most.slots * most.rows * 64 + most.slots * most.rows * 2, False)]
 
 
+@pytest.mark.slow
 def test_a_record_of_other_sizes_than_its_buckets_is_launched_as_it_was_measured(gpu, monkeypatch):
     """Its pieces are those of the sizes that were timed; for others of the bucket what suits them, as many times as there."""
     known = Problem.parse("decode-bf16-b33-h32x8-q1-k777-d128")

@@ -59,6 +59,7 @@ def attention(inputs, out, lse, mask=None, weight=None, shift=None):
 FEATURES = ["", "-causal", "-causal-left20", "-left9-right5", "-softcap30", "-alibi", "-sinks", "-causal-sinks-softcap20-alibi"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("features", FEATURES)
 def test_attention_passes(dtype, features):
@@ -135,6 +136,7 @@ def checkers():
     return {kinds: Checker(PROBLEM, kinds) for kinds in (KINDS, ("mixed",))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [KINDS, ("mixed",)], ids=["all", "mixed"])
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(checkers, name, kinds):
@@ -142,6 +144,7 @@ def test_mutants_are_caught(checkers, name, kinds):
     assert not verdict.ok and verdict.worst_ratio > 1 and verdict.message, verdict
 
 
+@pytest.mark.slow
 def test_the_mutants_host_passes(checkers):
     assert checkers[KINDS](attention).ok
 

@@ -29,6 +29,8 @@ import _judges  # noqa: E402
 import correctness  # noqa: E402
 import repeatability  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 H200 = by_name("nvidia-h200")
 
 

@@ -47,6 +47,7 @@ def test_calls_are_cut_and_mixed_batches_have_long_sequences():
     assert any((make_inputs(p, "large", 0).layout.queries <= 16).any() for p in mixed[:2])
 
 
+@pytest.mark.slow
 def test_a_simulated_run_is_written(monkeypatch, tmp_path):
     out = tmp_path / "result.yaml"
     cases = decode_correctness.cover(H200, 0)[0]

@@ -74,6 +74,7 @@ def test_softcap_is_allowed_three_times_plain():
     assert (expected.allowed > 3 * expected.plain_error).all()
 
 
+@pytest.mark.slow
 def test_chunks_do_not_change_the_result(monkeypatch):
     inputs = make_inputs(Problem.parse("forward-bf16-b2-h4x2-q300-k300-d32-causal-sinks"), "random")
     whole = expect(inputs)

@@ -60,6 +60,7 @@ def test_what_a_kernel_cannot_read_in_place(name):
     assert refused == {"forward_simt": set(), **by_tensor_map}.get(name, {"odd"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_every_kernel_reads_every_form(form):
     from autotune.cuda.compile import CompilerMissing

@@ -7,6 +7,8 @@ from autotune.cli.main import main
 from autotune.core.gpu import by_name
 from autotune.core.problem import Problem
 
+pytestmark = pytest.mark.slow
+
 H200 = by_name("nvidia-h200")
 
 

@@ -19,6 +19,8 @@ from autotune.core.problem import Problem
 from autotune.database.record import GpuKey, Record
 from samples import legal, searched
 
+pytestmark = pytest.mark.slow
+
 H200 = gpu.by_name("nvidia-h200")
 PROBLEM = Problem.parse("forward-bf16-b1-h32x8-q8192-k8192-d64-causal")
 KERNEL = kernels.candidates(PROBLEM, H200)[0]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PROBLEM = "forward-bf16-b1-h32x8-q8192-k8192-d128-causal"
 TINY = "forward-fp32-b1-h1x1-q20-k40-d16"

@@ -21,6 +21,8 @@ from strangers import NOBODY, TEAM, needs_root, run_as
 from autotune.cuda import cache
 from autotune.cuda import compile as compiler
 
+pytestmark = pytest.mark.slow
+
 SMALL = 'extern "C" __global__ void f(float* x) { *x = 1; }'
 OTHER = 'extern "C" __global__ void g(float* x) { *x = 2; }'
 SERVE = f"""

@@ -56,6 +56,7 @@ def test_a_rendered_source_says_where_each_header_begins(text):
         assert "//%" in first or "${" in first or f"{BANNER}{name}\n{first}\n" in source
 
 
+@pytest.mark.slow
 def test_what_was_compiled_serves_a_source_with_other_comments(tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_CACHE", str(tmp_path))
     source = 'extern "C" __global__ void f(int* x) { *x = 1; }'

@@ -12,6 +12,8 @@ from autotune.kernels import KERNELS
 from autotune.core.problem import Problem
 from autotune.cuda.render import render
 
+pytestmark = pytest.mark.slow
+
 SMALL = 'extern "C" __global__ void f(float* x) { *x = 1; }'
 SPILLING = """extern "C" __global__ void __launch_bounds__(1024, 2) f(float* x, const float* y) {
     float v[64];

@@ -42,6 +42,7 @@ def values() -> dict[str, object]:
     return {**forward, **backward, "fields": params(), "constants": []}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIB)
 def test_a_header_of_lib_compiles_alone(name):
     try:

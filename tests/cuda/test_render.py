@@ -52,6 +52,7 @@ def test_templates_stay_short():
         assert len(path.read_text().splitlines()) <= MAX_TEMPLATE_LINES, path
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_every_legal_config_renders_the_same_twice(data):

@@ -57,6 +57,7 @@ groups = st.lists(records, max_size=5)
 # Merge
 
 
+@pytest.mark.slow
 @given(groups, groups, groups)
 def test_merge_is_associative_commutative_and_idempotent(a, b, c):
     left = merge(merge(a, b).values(), c)
@@ -65,12 +66,14 @@ def test_merge_is_associative_commutative_and_idempotent(a, b, c):
     assert {r.key for r in a + b + c} == left.keys()
 
 
+@pytest.mark.slow
 @given(groups, groups)
 def test_a_predicted_record_never_replaces_a_measured_one(a, b):
     measured = {r.key for r in a + b if r.evidence == "measured"}
     assert {key for key, r in merge(a, b).items() if r.evidence == "measured"} == measured
 
 
+@pytest.mark.slow
 @given(groups, groups)
 def test_files_do_not_depend_on_the_order_of_records(a, b):
     one = [r for r in merge(a, b).values() if r.gpu == KEY]
@@ -85,6 +88,7 @@ def test_the_newest_measurement_counts():
 # Round trip and validation
 
 
+@pytest.mark.slow
 @given(records)
 def test_an_entry_round_trips_through_yaml(r):
     text = dbfile.dump(r.gpu, "forward", [r])
@@ -267,6 +271,7 @@ def _write_many(root, worker):
         database.write([record(problem), record(time_us=10.0 + worker)], Path(root))
 
 
+@pytest.mark.slow
 def test_writers_at_the_same_time_lose_nothing(tmp_path):
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=_write_many, args=(str(tmp_path), worker)) for worker in range(4)]
@@ -286,6 +291,7 @@ def _write_for_ever(root):
         database.write([record(dataclasses.replace(PROBLEM, batch=n % 40 + 1), time_us=float(n))], Path(root))
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_a_whole_file(tmp_path):
     context = multiprocessing.get_context("spawn")
     path = tmp_path / "nvidia-h200" / "forward.yaml"
@@ -320,6 +326,7 @@ def _child(code, tmp_path):
     return subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="uses POSIX permissions")
 @pytest.mark.parametrize("existing", [False, True])
 def test_a_read_only_folder_is_said_clearly(existing):

@@ -14,6 +14,8 @@ from autotune.database.known import points_of
 from autotune.database.record import GpuKey, Record
 from autotune.kernels import KERNELS
 
+pytestmark = pytest.mark.slow
+
 lookups = importlib.import_module("autotune.database.lookup")
 H200 = by_name("nvidia-h200")
 FILES = sorted((view.shipped_root() / "nvidia-h200" / covers.FOLDER).glob("*.yaml"))

@@ -92,6 +92,7 @@ def resident(sms):
     return lambda blocks_per_sm: blocks_per_sm * sms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", FORWARD, ids=[kernel.name for kernel in FORWARD])
 def test_params_are_what_fields_say(kernel):
     for config in {config["split_keys"]: config for config in kernel.space(PROBLEM, GPU)}.values() if kernel.draws else \
@@ -125,6 +126,7 @@ def test_each_map_of_forward_wgmma_is_of_its_tensor():
         assert decode_map(encoded) == (*wanted[shape.tensor], strides, (shape.rows, shape.heads), 9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks_per_sm", [1, 2])
 def test_a_grid_that_goes_round_has_as_many_blocks_as_the_gpu_has_room_for(blocks_per_sm):
     kernel = KERNELS["forward_wgmma"]

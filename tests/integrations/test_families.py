@@ -13,6 +13,8 @@ from torch_gpu import fake_torch_gpu  # noqa: E402, F401
 
 from autotune.integrations import transformers as integration  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 IDS = dict(pad_token_id=0, bos_token_id=1, eos_token_id=None)
 SEQ2SEQ = dict(vocab_size=97, d_model=64, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
                decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96, pad_token_id=0, bos_token_id=1, eos_token_id=2,

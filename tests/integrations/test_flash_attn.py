@@ -17,6 +17,8 @@ from autotune import flash_attn as fa2  # noqa: E402
 from autotune.calls import autograd  # noqa: E402
 from autotune.flash_attn import cute as fa4, interface as fa3  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 SIGNATURES = yaml.safe_load((Path(__file__).parents[1] / "data" / "flash_attn_signatures.yaml").read_text())
 OURS = {"flash_attn": "autotune.flash_attn", "flash_attn_interface": "autotune.flash_attn.interface",
         "flash_attn.cute": "autotune.flash_attn.cute"}

@@ -16,6 +16,8 @@ from autotune.calls import autograd, gradients  # noqa: E402
 from autotune.device.arrays import AttentionError  # noqa: E402
 from autotune.integrations import training  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 ASKED = []
 
 

@@ -14,6 +14,8 @@ import autotune  # noqa: E402
 from autotune.calls import autograd  # noqa: E402
 from autotune.device import counters  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 STARTS = torch.tensor([0, 2, 5, 30], dtype=torch.int32)
 LENGTHS = torch.tensor([450, 7], dtype=torch.int32)
 SLOPES = torch.tensor([0.5, 0.25, 0.1, 0.2], dtype=torch.bfloat16)  # read as float32, so copied

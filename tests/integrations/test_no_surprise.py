@@ -24,6 +24,8 @@ from autotune.models.catalogue import ModelError
 from autotune.models import serving
 from autotune.models.serving import problems_of
 
+pytestmark = pytest.mark.slow
+
 GPU = by_name("nvidia-h200")
 PROBLEM = "forward-fp32-b1-h2x2-q16-k16-d16-causal"
 CONFIG = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512, "num_hidden_layers": 2,

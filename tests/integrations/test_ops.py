@@ -17,6 +17,8 @@ from autotune.calls.arguments import AttentionError  # noqa: E402
 from autotune.device import workspaces  # noqa: E402
 from autotune.integrations import ops  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 OPS = torch.ops.autotune
 
 

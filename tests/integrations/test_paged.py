@@ -9,6 +9,8 @@ from torch_gpu import fake_torch_gpu  # noqa: E402, F401
 
 from autotune.integrations import paged  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def batch_of(queries, lengths, behind=0):
     starts = torch.tensor([0, *queries, *[0] * behind]).cumsum(0).int()

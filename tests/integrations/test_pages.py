@@ -12,6 +12,8 @@ from torch_gpu import fake_torch_gpu  # noqa: E402, F401
 
 from autotune.integrations import sdpa  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 

@@ -11,6 +11,8 @@ from torch_gpu import fake_torch_gpu  # noqa: E402, F401
 import autotune  # noqa: E402
 from autotune.integrations import sdpa  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention
 
 

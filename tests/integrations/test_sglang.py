@@ -18,6 +18,8 @@ from torch_gpu import fake_torch_gpu  # noqa: E402, F401
 
 from autotune.integrations import sglang_plugin  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 PROTOCOL = yaml.safe_load((Path(__file__).parents[1] / "data" / "sglang_protocol.yaml").read_text())
 CONTEXT, REQUESTS, HEADS, HEADS_KV, DIM = 96, 4, 4, 2, 64
 Kind = Enum("AttentionType", dict(DECODER="decoder", ENCODER_ONLY="encoder_only"))

@@ -14,6 +14,8 @@ import autotune  # noqa: E402
 from autotune.calls import autograd  # noqa: E402
 from autotune.integrations import layout  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 MASK = torch.ones(2, 11, dtype=torch.long)
 MASK[0, :4] = 0
 PACKED = torch.stack([torch.cat([torch.arange(4), torch.arange(7)]), torch.cat([torch.arange(1), torch.arange(10)])])

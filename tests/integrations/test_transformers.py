@@ -12,7 +12,7 @@ from torch_gpu import fake_torch_gpu  # noqa: E402, F401
 from autotune.integrations import layout, transformers as integration  # noqa: E402
 
 KINDS = [*DECODERS, *ENCODERS]
-pytestmark = pytest.mark.usefixtures("torch_gpu", "registered")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("torch_gpu", "registered")]
 
 
 @pytest.fixture(scope="module", name="registered")

@@ -16,6 +16,8 @@ torch = pytest.importorskip("torch")
 from references import close, plain, qkv  # noqa: E402
 from torch_gpu import fake_torch_gpu  # noqa: E402, F401
 
+pytestmark = pytest.mark.slow
+
 PROTOCOL = yaml.safe_load((Path(__file__).parents[1] / "data" / "vllm_protocol.yaml").read_text())
 OURS = {
     "AttentionBackend": "AutotuneBackend",

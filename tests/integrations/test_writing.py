@@ -9,7 +9,7 @@ from torch_gpu import fake_torch_gpu  # noqa: E402, F401
 
 import autotune  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("torch_gpu")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("torch_gpu")]
 SLOTS = torch.tensor([6, -1, 11, 0, 5])
 
 

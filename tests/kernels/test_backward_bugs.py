@@ -12,6 +12,8 @@ from autotune.core.gpu import by_name, catalogue
 from autotune.core.problem import Problem
 from autotune.kernels import KERNELS, candidates
 
+pytestmark = pytest.mark.slow
+
 H200 = by_name("nvidia-h200")
 BACKWARD = [kernel for kernel in KERNELS.values() if kernel.op == "backward"]
 OWNERS = [KERNELS["backward_wgmma"], KERNELS["backward_mma"]]  # blocks own what they write

@@ -14,6 +14,8 @@ from autotune.cuda import compile
 from autotune.cuda.render import render
 from autotune.kernels import KERNELS, candidates, default_config
 
+pytestmark = pytest.mark.slow
+
 H200 = by_name("nvidia-h200")
 FUSED, WGMMA, MMA = (KERNELS[f"backward_{name}"] for name in ("fused", "wgmma", "mma"))
 MASKS = ("", "-causal", "-left100-right50", "-causal-softcap30-alibi", "-causal-left127-varlen", "-softcap20-varlen-alibi")

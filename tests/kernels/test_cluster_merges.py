@@ -28,6 +28,8 @@ from autotune.core.problem import Problem
 from autotune.cuda.render import render
 from autotune.check.verify import verify
 
+pytestmark = pytest.mark.slow
+
 H200, A100 = by_name("nvidia-h200"), by_name("nvidia-a100-sxm-80gb")
 KERNEL = KERNELS["decode_mma"]
 PROBLEM = Problem.parse("decode-bf16-b1-h32x8-q1-k4096-d128")

@@ -12,6 +12,8 @@ from autotune.kernels.decode.base import MAX_CLUSTER
 from autotune.core.problem import Problem
 from autotune.cuda.render import render
 
+pytestmark = pytest.mark.slow
+
 KERNEL, GPU = KERNELS["decode_mma"], by_name("nvidia-h200")
 
 

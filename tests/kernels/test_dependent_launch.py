@@ -26,6 +26,8 @@ from autotune.device.launch import LaunchError, load, ready
 from autotune.core.problem import Problem
 from autotune.cuda.render import render
 
+pytestmark = pytest.mark.slow
+
 H200, A100 = by_name("nvidia-h200"), by_name("nvidia-a100-sxm-80gb")
 KERNEL = KERNELS["decode_mma"]
 EARLY, PLAIN = Step("entry", 70000, 128, 100_000, dependent=True), Step("entry", 70000, 128, 100_000)

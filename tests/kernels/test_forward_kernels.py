@@ -17,6 +17,8 @@ from autotune.kernels.base import params_bytes
 from autotune.core.problem import Problem
 from autotune.cuda.render import render
 
+pytestmark = pytest.mark.slow
+
 H200, T4 = by_name("nvidia-h200"), by_name("tesla-t4")
 WGMMA, MMA = KERNELS["forward_wgmma"], KERNELS["forward_mma"]
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "forward-mma-h200.yaml"

@@ -17,6 +17,8 @@ from autotune.check.numerics import from_float32
 from autotune.core.problem import Problem, ProblemError
 from autotune.check.reference import all_blocks, expect
 
+pytestmark = pytest.mark.slow
+
 KERNEL, GPU = KERNELS["decode_mma"], by_name("nvidia-h200")
 SMALL = 2**17  # shared memory of the configs that are drawn: larger tiles only take longer
 

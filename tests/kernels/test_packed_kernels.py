@@ -18,6 +18,8 @@ from autotune.core.problem import Problem
 from autotune.cuda.render import render
 from autotune.check.reference import all_blocks
 
+pytestmark = pytest.mark.slow
+
 GPU = by_name("nvidia-h200")
 FORWARD = [name for name in KERNELS if name.startswith("forward")]
 SMALL = 2**17  # shared memory of the configs that are drawn: larger tiles only take longer

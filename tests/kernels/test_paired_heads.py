@@ -13,6 +13,8 @@ from autotune.core.problem import Problem
 from autotune.cuda.render import render
 from autotune.check.verify import verify
 
+pytestmark = pytest.mark.slow
+
 H200 = by_name("nvidia-h200")
 KERNEL = KERNELS["decode_mma"]
 NARROW = Problem.parse("decode-bf16-b1-h64x8-q1-k4096-d64-kve4m3")

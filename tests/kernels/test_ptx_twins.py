@@ -22,6 +22,8 @@ from autotune.cuda.render import HOST_TWINS, TEMPLATES
 from autotune.simulator.job import launch as simulate
 from autotune.simulator.memory import Memory, tensor_map
 
+pytestmark = pytest.mark.slow
+
 SEEDS = (0, 1, 2)
 
 

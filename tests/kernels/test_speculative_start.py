@@ -10,6 +10,8 @@ from autotune.kernels import KERNELS
 from autotune.core.problem import Problem
 from autotune.cuda.render import render
 
+pytestmark = pytest.mark.slow
+
 H200, A100 = by_name("nvidia-h200"), by_name("nvidia-a100-sxm-80gb")
 KERNEL = KERNELS["decode_mma"]
 PAGED = "decode-bf16-b3-h8x2-q1-k300-d64-page16"

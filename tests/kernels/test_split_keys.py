@@ -18,6 +18,8 @@ from autotune.core.problem import Problem
 from autotune.cuda.render import render
 from autotune.tuner.seeds import predicted
 
+pytestmark = pytest.mark.slow
+
 GPU = by_name("nvidia-h200")
 KERNEL = KERNELS["forward_wgmma"]
 SMALL = dict(num_warpgroups=1, block_heads=1, block_n=48, num_stages=2, q_stages=1, overlap=True, ping_pong=False,

@@ -16,6 +16,8 @@ from autotune.check.inputs import make_inputs
 from autotune.kernels import KERNELS
 from autotune.core.problem import Problem
 
+pytestmark = pytest.mark.slow
+
 KERNEL, H200 = KERNELS["forward_wgmma"], by_name("nvidia-h200")
 SMALL = dict(num_warpgroups=1, block_heads=1, block_n=32, num_stages=2, q_stages=1, ping_pong=False,
              split_keys=False, num_splits=1)

@@ -14,6 +14,8 @@ from autotune import kernels
 from autotune.core.gpu import by_name
 from autotune.core.problem import Problem
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-kernel.md"
 GPUS = [by_name(name) for name in ("nvidia-h200", "tesla-t4")]
 

@@ -133,6 +133,7 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(-2**40, 2**40), st.floa
                    st.lists(st.text(max_size=4), max_size=3), st.dictionaries(st.text(max_size=4), st.integers(), max_size=2))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from([*LLAMA, "head_dim", "v_head_dim", "layer_types", "sliding_window", "dtype", "alibi",
                                         "sliding_window_pattern", "attn_logit_softcapping", "qk_rope_head_dim", "text_config",

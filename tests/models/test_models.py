@@ -67,6 +67,7 @@ def test_decode_steps_are_new_tokens_over_caches_of_several_kinds():
         "decode-bf16-b64-h8x2-q1-k4096-d64-left31", "decode-bf16-b32-h8x2-q1-k8192-d64-left31-page16"]
 
 
+@pytest.mark.slow
 def test_few_decode_steps_are_tuned_and_every_size_is_served_by_what_was_measured():
     tuned = {p for model in catalogue().values() for p in model.decode_problems}
     assert 20 <= len(tuned) <= 100 and all(Problem.parse(p.text) == p == p.simplified() for p in tuned)

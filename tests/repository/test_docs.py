@@ -27,6 +27,8 @@ from autotune.cli.main import COMMANDS
 from autotune.kernels import default_config
 from autotune.database.record import GpuKey, Record
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NEED_GPU = ("verify", "bench")

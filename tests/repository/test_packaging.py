@@ -15,6 +15,8 @@ import pytest
 
 from autotune import __version__
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("hatchling")
 
 ROOT = Path(__file__).parents[2]

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,7 @@ PACKAGES = {  # each package and those that it may import, deferred imports incl
 }
 
 
+@lru_cache(maxsize=None)  # asked of every module for each violation that is planted
 def imported_packages(source: str, module: str) -> set[str]:
     """The packages of autotune that the source of `module` (dotted, below autotune) imports anywhere, inside functions too."""
     found = set()
@@ -163,6 +165,7 @@ def violations(sources: dict[str, str]) -> list[str]:
     return wrong
 
 
+@lru_cache(maxsize=None)
 def modules() -> dict[str, str]:
     """The sources of all modules by dotted name; a package's __init__ as ``package.__init__``."""
     paths = [path for path in under("autotune") if path.suffix == ".py" and path.parent != PACKAGE]

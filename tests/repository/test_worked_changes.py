@@ -17,6 +17,8 @@ from autotune import kernels
 from autotune.core import gpu as gpus
 from autotune.core.problem import Problem
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-a-feature.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -14,6 +14,8 @@ from autotune.kernels.writing import FIELDS, STRIDES, CacheWrite
 from autotune.simulator.job import TARGET, launch
 from autotune.simulator.memory import Memory
 
+pytestmark = pytest.mark.slow
+
 TOKENS, HEADS, PAGES, PAGE_SIZE = 9, 3, 4, 5
 SLOTS = np.array([7, -1, 0, 19, 4, 20, 12, 5, 2**40])  # one that is nobody's, two beyond the cache, first and last of pages
 

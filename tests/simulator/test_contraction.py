@@ -16,6 +16,8 @@ from autotune.kernels import candidates
 from autotune.simulator import compiler, host_source
 from autotune.simulator.job import simulate
 
+pytestmark = pytest.mark.slow
+
 H200 = by_name("nvidia-h200")
 PROBLEMS = [Problem.parse(text) for text in (
     "forward-bf16-b1-h2x1-q5-k70-d64", "forward-bf16-b1-h2x1-q70-k70-d64-causal",

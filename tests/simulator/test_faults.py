@@ -22,6 +22,8 @@ from autotune.kernels import KERNELS
 from autotune.simulator import compiler, job
 from autotune.simulator.compiler import HostFault, NoPlace
 
+pytestmark = pytest.mark.slow
+
 TEXT = "forward-fp32-b1-h1x1-q20-k40-d16"
 PROBLEM = Problem.parse(TEXT)
 CONFIG = KERNELS["forward_simt"].default(PROBLEM, __import__("autotune.core.gpu", fromlist=["by_name"]).by_name("nvidia-h200"))

@@ -8,6 +8,8 @@ from autotune.core.problem import Problem
 from autotune.cuda.compile import CompilerMissing
 from autotune.simulator.shrink import tile_of
 
+pytestmark = pytest.mark.slow
+
 GPU = by_name("nvidia-h200")
 KINDS = ("needles", "masked_nan")  # a weight on each edge; nothing from beyond it
 

@@ -24,6 +24,8 @@ from autotune.cuda.render import HOST_TWINS
 from autotune.simulator import compiler
 from autotune.simulator.shrink import tile_of
 
+pytestmark = pytest.mark.slow
+
 GPU = by_name("nvidia-h200")
 CASES = 14  # configs for each kernel; each runs with SEEDS_EACH seeds
 SEEDS_EACH = 3

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from simulator_probes import finding, run
 
+pytestmark = pytest.mark.slow
+
 SEEDS = (0, 1, 2, 7)
 EXCHANGE = """
     SharedArray<u32> words{smem_base()};

@@ -12,6 +12,8 @@ from autotune.check.inputs import make_inputs
 from autotune.check.numerics import bits, to_float32
 from autotune.check.reference import expect, sampled_blocks
 
+pytestmark = pytest.mark.slow
+
 CASES = 6  # of each kernel
 
 

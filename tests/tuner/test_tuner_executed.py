@@ -89,6 +89,7 @@ def test_when_time_is_up_nothing_more_is_run(verdicts, monkeypatch):
     assert run(PROBLEM, ranking(4)) == ranking(4) and not verdicts.ran
 
 
+@pytest.mark.slow
 def test_a_real_config_is_run_for_real():
     run, stream = executor()
     ranked = ranking(1)

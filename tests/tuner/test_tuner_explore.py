@@ -44,6 +44,7 @@ def test_it_stops_at_the_number_of_trials(pool):
     assert searches[0].best[1] == min(m.time_us for _, m in seen if m.outcome == "ok")
 
 
+@pytest.mark.slow
 def test_it_stops_when_more_is_not_expected_to_pay(pool):
     """Times that are all alike leave nothing to gain; of times that differ by a hair, more may be had than of nothing."""
     budget = Budget(200, 60.0, 0.005)
@@ -171,6 +172,7 @@ def test_a_kernel_that_is_far_behind_is_given_up(pool):
     assert 1 <= sum(config.kernel == slow.name for config, _ in seen) <= 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 16])
 def test_replay_measures_the_search(window):
     best = min(synthetic_us(c) for c in SPACE if not fails(c))

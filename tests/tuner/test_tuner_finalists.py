@@ -68,6 +68,7 @@ def test_what_fails_the_final_cannot_win():
         decide({A: wrong}, DEFAULT, SPACE)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(95, 110), min_size=5, max_size=5), st.floats(0, 0.02))
 def test_the_pick_is_never_slower_than_the_default(times, noise):
     entries = dict(zip((A, B, C, D, DEFAULT), (timed(t, noise) for t in times)))

@@ -27,6 +27,8 @@ from autotune.tuner.report import rows_of
 from autotune.tuner.storages import DRIVERS, StoreError, open_storage
 from autotune.tuner.store import Store
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parents[1]
 PROBLEMS = [Problem.parse(f"forward-bf16-b{n}-h4x4-q512-k512-d128-causal") for n in range(1, 6)]
 SECONDS = 300.0  # at most, for a whole run: 10 to 20 s on an idle machine

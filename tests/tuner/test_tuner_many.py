@@ -13,6 +13,8 @@ from autotune.core.gpu import by_name
 from autotune.core.problem import Problem
 from autotune.tuner import TuneError, many, run
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parents[1]
 PROBLEMS = [Problem.parse(f"forward-bf16-b{n}-h4x4-q512-k512-d128-causal") for n in range(1, 4)]
 A100 = by_name("nvidia-a100-sxm-80gb")

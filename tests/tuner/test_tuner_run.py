@@ -16,6 +16,8 @@ from autotune.tuner.builder import Builder, Built
 from autotune.tuner.progress import Progress
 from autotune.tuner.worker import WorkerError
 
+pytestmark = pytest.mark.slow
+
 SMALL = Problem.parse("forward-bf16-b1-h4x4-q512-k512-d128-causal")
 PLAIN = Problem.parse("forward-fp32-b1-h4x4-q512-k512-d64-causal")  # compiles fast: only forward_simt serves it
 

@@ -13,6 +13,8 @@ from autotune.tuner.session import Effort, ProblemFailed, Session
 from autotune.tuner.store import Store
 from autotune.tuner.worker import Worker, WorkerError
 
+pytestmark = pytest.mark.slow
+
 DEFAULT = FAKE.default(PROBLEM, H200)
 REAL = dict(kernels.KERNELS)
 OTHER = Problem.parse("forward-bf16-b2-h32x8-q4096-k4096-d128-causal")

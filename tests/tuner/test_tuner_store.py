@@ -90,6 +90,7 @@ def test_f1_a_process_id_that_is_used_again_is_another_process():
         assert not owner.certainly_dead(nonsense)
 
 
+@pytest.mark.slow
 def test_f1_many_writers_of_one_journal(tmp_path):
     ending = ("store.forget(handle)\nfor i in range(20): store.finish(store.begin(FAKE, SPACE[i], 's', 'c'), "
               "autotune.core.measurement.Measurement('ok', time_us=1.0 + i))")
