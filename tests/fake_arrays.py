@@ -17,7 +17,7 @@ import pytest
 from fake_cuda import FakeCuda
 
 from autotune.device import arrays, attributes, streams, launch, tensormap, counters, workspaces
-from autotune.calls import plan, plans
+from autotune.calls import again, plan, plans
 from autotune.core.gpu import by_name
 from autotune.kernels import config_from_text, kernel_of
 from autotune.kernels.base import LOG2E, params_format
@@ -309,7 +309,7 @@ def fake_gpu(monkeypatch):
 
 def forget():
     for cache in (plans._plans, plans._binaries, plans._told, counters._in_use, counters._reserve, streams._beside,
-                  workspaces._of_stream, workspaces._made, plans.repeatable):
+                  workspaces._of_stream, workspaces._made, plans.repeatable, again._seen):
         cache.clear()
     tensormap.encode.cache_clear()
 

@@ -1,5 +1,5 @@
-"""Calls of `attention_with_kvcache` that are like an earlier one in all but addresses, as those of a model's layers and steps are:
-the `Call` of that one gets their addresses and is launched again.
+"""Calls of `attention` and `attention_with_kvcache` that are like an earlier one in all but addresses, as those of a model's
+layers and steps are: the `Call` of that one gets their addresses and is launched again.
 
 What was checked, found and computed for the earlier one follows from numbers and from the arrays' forms (shapes, strides, dtypes,
 devices), so it holds for all calls that have the same.
@@ -11,9 +11,11 @@ from .arguments import UNREADABLE
 from .call import Call
 from .plans import repeatable
 
-MAX_FORMS = 1024
+MAX_FORMS = 4096
 COUNTS = type(None), int  # types of numbers that mean the same where they are equal: neither True nor 1.0 is a count
 NUMBERS = type(None), float, int
+
+_seen: set[int] = set()  # hashes of forms
 
 
 class Repeatable:
@@ -25,7 +27,7 @@ class Repeatable:
         self.call, self.shape, self.strides = call, shape, strides
 
 
-def launch(library, q, k_cache, v_cache, lengths, table, starts, out, longest_q: int | None, longest_k, causal, scale,
+def launch(library, op: str, q, k_cache, v_cache, lengths, table, starts, out, longest_q: int | None, longest_k, causal, scale,
            softcap) -> tuple:
     """(what the call has in common with those that are like it, its output if it was launched as one of these). The output is
     None where the call has to be looked at, the form is None if it is not to be kept either."""
@@ -33,7 +35,7 @@ def launch(library, q, k_cache, v_cache, lengths, table, starts, out, longest_q:
         return None, None
     form_of = library.form
     try:
-        form = (library.forms(q, k_cache, v_cache), None if lengths is None else form_of(lengths),
+        form = (op, library.forms(q, k_cache, v_cache), None if lengths is None else form_of(lengths),
                 None if table is None else form_of(table), None if starts is None else form_of(starts),
                 None if out is None else form_of(out), longest_q, longest_k, causal, scale, softcap)
         waiting = repeatable.get(form)
@@ -70,12 +72,18 @@ def launch(library, q, k_cache, v_cache, lengths, table, starts, out, longest_q:
 
 
 def keep(form: tuple, call: Call, q, k_cache, v_cache, lengths, table, starts, result) -> None:
-    """Keeps a call that one decode kernel has served, unless something had to be copied."""
-    if call.plan is None:
+    """Keeps a call that one plan has served alone, unless something had to be copied, if there was one like it before: sizes that
+    come once cost a look-up."""
+    mark = hash(form)
+    if call.plan is None or mark not in _seen:
+        if len(_seen) >= MAX_FORMS:
+            _seen.clear()
+        _seen.add(mark)
         return
     library = call.library
-    given = ((call.q, q), (call.k, k_cache), (call.v, v_cache), (call.cache_seqlens, lengths), (call.page_table, table),
-             (call.cu_seqlens_q, starts), (call.out, result))
+    given = [(call.q, q), (call.k, k_cache), (call.v, v_cache), (call.out, result)]
+    if call.op == "decode":
+        given += (call.cache_seqlens, lengths), (call.page_table, table), (call.cu_seqlens_q, starts)
     if any(address != (0 if array is None else library.pointer(array)) for address, array in given):
         return
     if len(repeatable) >= MAX_FORMS:

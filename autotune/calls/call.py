@@ -45,8 +45,8 @@ class Call:
         *(f"{tensor}_{axis}_stride" for tensor in ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
           for axis in ("batch", "row", "head")),
         "alibi_batch_stride", "lse_batch_stride", "lse_head_stride", "page_table_stride",
-        # what a launch needs, set by `Plan.run` and `Kernel.bind`, and the addresses of what it is lent; `plan`: what alone ran
-        # it; `params`: its own, if it is repeated; `lender`: the stream (its `stream_id`) that alone lent it all
+        # what a launch needs, set by `Plan.run` and `Kernel.bind`, and the addresses of what it is lent; `plan`: what ran it, if
+        # that was one; `params`: its own, if it is repeated; `lender`: the stream (its `stream_id`) that alone lent it all
         "plan", "params", "grids", "lender", "lent", "counters", "cluster",
         "workspace", "partial_o", "partial_statistics", "stats", "sink_sums", "dq_sums", "tickets",
         "keep", "keep_tickets",  # arrays that must live until the launch has been enqueued

@@ -69,8 +69,8 @@ def attention_with_kvcache(q, k_cache, v_cache, *, cache_seqlens=None, page_tabl
     if k_scale is v_scale is num_splits is sinks is alibi_slopes is config is None and window is NO_WINDOW and \
             prefix is NO_PREFIX and not (check or return_lse) and (
                 cu_seqlens_q is max_seqlen_q is None or type(max_seqlen_q) is int and max_seqlen_q <= MAX_QUERIES):
-        form, result = again.launch(library, q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, out, max_seqlen_q,
-                                    max_seqlen_k, causal, scale, softcap)
+        form, result = again.launch(library, "decode", q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, out,
+                                    max_seqlen_q, max_seqlen_k, causal, scale, softcap)
         if result is not None:
             return result
     bounds = (CAUSAL if causal else FULL) if window is NO_WINDOW and prefix is NO_PREFIX else bounds_of(causal, window, prefix)

@@ -48,6 +48,7 @@ def run(plan: Plan, call: Call) -> None:
     """Launches `call`, with the plan that takes its arrays if `plan` cannot."""
     try:
         plan.run(call)
+        call.plan = plan
     except Unmappable:  # strides of 0 or below, which only TMA refuses: asked afterwards, it costs others nothing
         without_maps(plan, call.device, is_capturing(call.stream)).run(call)
 

@@ -1,4 +1,4 @@
-"""Cache calls that are launched as an earlier one was: with the Params that looking at each would give, and only if they may."""
+"""Calls that are launched as an earlier one was: with the Params that looking at each would give, and only if they may."""
 
 import threading
 import weakref
@@ -8,7 +8,7 @@ import pytest
 from fake_arrays import Tensor, aligned, fake_gpu, qkv, random  # noqa: F401 (a fixture)
 
 import autotune
-from autotune.calls import kvcache, plans
+from autotune.calls import again, autograd, dense, kvcache, plans
 from autotune.device import counters
 from autotune.device.arrays import AttentionError
 from autotune.device.launch import LaunchError
@@ -44,9 +44,17 @@ def launched(gpu, arrays, options):
     return result.array.astype(np.float32), gpu.calls[-1]
 
 
+class Everything(set):
+    """Hashes of forms that have all been seen before."""
+
+    def __contains__(self, _):
+        return True
+
+
 @pytest.fixture(autouse=True)
-def computed(gpu):
+def computed(gpu, monkeypatch):
     gpu.compute = "bf16", 64, 64
+    monkeypatch.setattr(again, "_seen", Everything())
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["", "into out"])
@@ -66,6 +74,54 @@ def test_a_call_like_an_earlier_one_gets_the_same_params(gpu, make, given, monke
         assert {**params, "out": 0} == {**fresh, "out": 0} and (not given or params["out"] == fresh["out"])
         plans.repeatable.update(kept)
     assert len(gpu.calls) == 8
+
+
+@pytest.mark.parametrize("keywords", [{}, {"causal": True, "scale": 0.3}, {"softcap": 9.0}], ids=str)
+@pytest.mark.parametrize("rows", [5, 200])
+def test_so_does_attention(gpu, rows, keywords, monkeypatch):
+    """Its tensor maps, too, are those of each call's arrays."""
+    looked = []
+    monkeypatch.setattr(dense, "Call", lambda make=dense.Call: looked.append(1) or make())
+    for seed in range(3):
+        q, k, v = (random((2, n, heads, 64), seed=seed + heads) for n, heads in ((rows, 4), (rows + 9, 2), (rows + 9, 2)))
+        for out in (None, Tensor(aligned(q.shape, q.dtype))):
+            before = len(looked)
+            result = autotune.attention(q, k, v, out=out, **keywords).array.astype(np.float32)
+            params = gpu.calls[-1]
+            assert len(looked) - before == (seed == 0)
+            kept = dict(plans.repeatable)
+            plans.repeatable.clear()
+            expected = autotune.attention(q, k, v, out=out, **keywords).array.astype(np.float32)
+            assert len(looked) - before == 1 + (seed == 0) and (result == expected).all()
+            same = {name for name in params if params[name] == gpu.calls[-1][name]}
+            assert set(params) - same <= (set() if out else {"out", "out_map"})
+            plans.repeatable.update(kept)
+
+
+def test_attention_looks_at_what_it_must(gpu, monkeypatch):
+    q, k, v = qkv(seqlen_q=5, seqlen_k=7)
+    expected = autotune.attention(q, k, v).array.astype(np.float32)
+    forms = len(plans.repeatable)
+    for causal, arrays in ((True, (q, k, v)), (False, (q, Tensor(k.array[:, ::-1]), v))):  # of strides that no map can have
+        first, second = (autotune.attention(*arrays, causal=causal).array.astype(np.float32) for _ in range(2))
+        assert (first == second).all() and (first != expected).any()
+    assert forms == 1 and len(plans.repeatable) == 2
+    _, kept = autotune.attention(q, k, v, return_lse=True), len(plans.repeatable)
+    assert kept == 2
+    k.requires_grad = True
+    monkeypatch.setattr(autograd, "attend", lambda *_, **options: "recorded")
+    assert autotune.attention(q, k, v) == "recorded"
+
+
+def test_sizes_that_come_once_are_not_kept(gpu, monkeypatch):
+    monkeypatch.setattr(again, "_seen", set())
+    monkeypatch.setattr(again, "MAX_FORMS", 6)
+    for keys in range(300, 310):
+        arrays, options = decode(keys=keys)
+        autotune.attention_with_kvcache(*arrays, **options)
+        assert not plans.repeatable and len(again._seen) <= 6
+    autotune.attention_with_kvcache(*arrays, **options)
+    assert len(plans.repeatable) == 1
 
 
 def sliced(keys):
