@@ -10,7 +10,7 @@ from typing import Callable
 
 from ...core.config import Config
 from ...core.problem import Problem, Static
-from ..base import WARP_SIZE, Field, Kernel, Resized, Sizer, Step, mask_fields
+from ..base import WARP_SIZE, Field, Kernel, Resized, Sizer, Step, header_if, mask_fields
 from ..forward.base import ALIBI_FIELDS, SIZE_FIELDS, SOFTCAP_FIELD
 from ..forward import varlen
 
@@ -50,6 +50,7 @@ class BackwardKernel(Kernel):
     op = "backward"
     aligned = True
     sources = ("dense", "varlen")
+    fused = False  # whether blocks of keys add to dQ; else blocks of queries own it
 
     def params(self, static: Static, config: Config) -> tuple[Field, ...]:
         fields = self.fields + mask_fields(static) + ((SOFTCAP_FIELD,) if static.softcap else ())
@@ -57,9 +58,12 @@ class BackwardKernel(Kernel):
         return fields + varlen.FIELDS["varlen"] if static.packed else fields
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
-        return {"kv": static.kv, "sequence_header": f"lib/sequences/{static.kv}.cuh",
+        return {"sequence_header": f"lib/sequences/{static.kv}.cuh",
                 "sequence_mask_header": f"lib/masks/packed/{static.mask}.cuh",
-                "observers_header": f"backward/queries/{static.mask}.cuh"}
+                "observers_header": f"backward/queries/{static.mask}.cuh", "share_header": f"backward/share/{static.kv}.cuh",
+                "rows_steps": f"backward/rows/{static.kv}.cuh.j2",
+                "unused_header": header_if(static.packed, "backward/rows/unused.cuh"),
+                "fused": self.fused, "clear_header": header_if(self.fused, "backward_wgmma/fused/clear_sums.cuh")}
 
     def bind(self, problem: Problem, config: Config, resized: Resized | None = None) -> Sizer:
         """Reads `dsinks`, which is 0 if the sinks' gradient is not wanted. Of packed sequences grids are made for the worst that

@@ -14,8 +14,7 @@ from ..forward.wgmma import WARPGROUP_SIZE, _multiply
 from ..limits import registers_exceeded, shared_memory_exceeded
 from .base import ROWS_THREADS
 from .mma import PANEL, _tiles
-from .wgmma import (AHEAD, EXPOSED, GROUP_ROWS, WGMMA_TYPES, HopperBackward, group_registers, key_tile_registers,
-                    loader_registers, stages)
+from .wgmma import AHEAD, EXPOSED, GROUP_ROWS, HopperBackward, group_registers, key_tile_registers, loader_registers, stages
 
 KEY_QUERIES = 64  # queries of a tile: M of the product that gives dQ
 CONVERT_THREADS = 128
@@ -61,6 +60,7 @@ def smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
 class BackwardFused(HopperBackward):
     name = "backward_fused"
     summary = "Hopper: TMA, wgmma, specialised warps; dQ by sums in fp32, whose last bits differ from call to call"
+    fused = True
     parameters = (
         Parameter("key_groups", (1, 2, 3), "compile", "multiplying warpgroups of a block, 64 keys each"),
         Parameter("dq_parts", (1, 2), "compile", "groups that each multiply a part of dQ's columns; 1: one group, by turns"),
@@ -98,9 +98,8 @@ class BackwardFused(HopperBackward):
 
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         columns = list(dict.fromkeys((static.head_dim, static.head_dim_v)))
-        return {**super().operands(static, config), "fused": True, "wgmma_type": WGMMA_TYPES[static.dtype],
-                "qk": _multiply(KEY_QUERIES), "pv": _multiply(columns[0]), "more_qk": [],
-                "more_pv": [_multiply(n) for n in columns[1:]], "ds": _multiply(dq_columns(static, config.values))}
+        return {**super().operands(static, config), "qk": _multiply(KEY_QUERIES), "pv": _multiply(columns[0]),
+                "more_qk": [], "more_pv": [_multiply(n) for n in columns[1:]], "ds": _multiply(dq_columns(static, config.values))}
 
     def maps(self, problem: Problem, config: Config) -> tuple[Map, ...]:
         return tuple(Map(tensor, GROUP_ROWS, PANEL) for tensor in ("q", "k", "v", "dout"))

@@ -85,9 +85,6 @@ class BackwardMma(BackwardKernel):
                 return f"{name} is {value}; it takes multiples of 8 from 16 to 256"
         return super().reject(problem, gpu)
 
-    def operands(self, static: Static, config: Config) -> dict[str, object]:
-        return {**super().operands(static, config), "fused": False}
-
     def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
         return [*super().constants(static, config), ("bool", "TURING", False)]  # the copies of lib/ that it shares are of sm_80
 

@@ -8,7 +8,7 @@ from typing import Mapping
 from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
-from ..base import Field, Map, Step
+from ..base import Field, Map, Step, header_if
 from ..forward.base import visited_tiles
 from ..forward.wgmma import MOST_LOADER_REGISTERS, MOST_REGISTERS, WARPGROUP_SIZE, _multiply
 from ..limits import registers_exceeded, shared_memory_exceeded
@@ -128,6 +128,15 @@ class HopperBackward(BackwardKernel):
     def target(self, gpu: Gpu) -> str:
         return "sm_90a"
 
+    def operands(self, static: Static, config: Config) -> dict[str, object]:
+        folder = f"backward_wgmma/{'fused' if self.fused else 'owned'}"
+        return {**super().operands(static, config), "wgmma_type": WGMMA_TYPES[static.dtype],
+                "key_steps": f"{folder}/steps.cuh.j2",
+                "roles_header": header_if(not self.fused, f"{folder}/roles.cuh.j2"),
+                "sums_header": header_if(self.fused, f"{folder}/sums/{static.kv}.cuh"),
+                "query_part_header": header_if(self.fused, f"{folder}/query_part.cuh"),
+                "dq_header": f"{folder}/convert.cuh" if self.fused else f"{folder}/queries.cuh.j2"}
+
 
 class BackwardWgmma(HopperBackward):
     name = "backward_wgmma"
@@ -166,7 +175,7 @@ class BackwardWgmma(HopperBackward):
     def operands(self, static: Static, config: Config) -> dict[str, object]:
         scores = list(dict.fromkeys((config["key_queries"], config["query_keys"])))
         columns = list(dict.fromkeys((static.head_dim, static.head_dim_v)))
-        return {**super().operands(static, config), "wgmma_type": WGMMA_TYPES[static.dtype], "fused": False,
+        return {**super().operands(static, config),
                 "qk": _multiply(scores[0]), "pv": _multiply(columns[0]), "more_qk": [_multiply(n) for n in scores[1:]],
                 "more_pv": [_multiply(n) for n in columns[1:]]}
 

@@ -1,4 +1,6 @@
-// The part of dQ that comes of a tile. Groups are in step by two barriers for each of the two buffers of dS: that all have written
+// The part of dQ that comes of a tile: dS K over all keys of the block. The groups leave dS in shared memory, one of them, by
+// turns, multiplies, and adds the result to what blocks of other keys add. With DQ_PARTS each multiplies its part of the columns
+// instead. Groups are in step by two barriers for each of the two buffers of dS: that all have written
 // it, and that it has been read.
 struct QueryPart {
     static constexpr int FILLED = 8, READ = 10, THREADS = KEY_GROUPS * WARPGROUP_SIZE;
