@@ -125,7 +125,8 @@ class TorchSubclassArrays(TorchArrays):
 
 
 class CupyArrays:
-    """cupy.ndarray. Data moves as unsigned integers of the same size: CuPy's own bfloat16 needs a recent NumPy."""
+    """cupy.ndarray; methods are as `TorchArrays` has them. Data moves as unsigned integers of the same size: CuPy's own bfloat16
+    needs a recent NumPy."""
 
     name = "cupy"
 
@@ -150,8 +151,7 @@ class CupyArrays:
     def traced(self) -> bool:
         return False
 
-    def grad_enabled(self) -> bool:
-        return False
+    grad_enabled = traced
 
     def read(self, array):
         stride0, stride1, stride2, stride3 = array.strides
@@ -160,16 +160,13 @@ class CupyArrays:
                 data.device_id)
 
     def vector(self, array):
-        """(pointer, shape, strides, dtype, device index) of an array of any rank."""
         strides = tuple(stride // array.itemsize for stride in array.strides)
         return array.data.ptr, array.shape, strides, array.dtype, array.data.device_id
 
     def form(self, array) -> tuple:
-        """All that a call must know of an array besides its address."""
         return type(array), array.shape, array.strides, array.dtype, array.data.device_id
 
     def forms(self, q, k, v) -> tuple:
-        """The same of three."""
         return self.form(q), self.form(k), self.form(v)
 
     def stream(self, device: int) -> int:
@@ -179,7 +176,6 @@ class CupyArrays:
         return self._allocate(like.data.device_id, shape, like.dtype)
 
     def dense(self, like, device: int, shape: tuple, strides: tuple):
-        """The same with C order's `strides`, on the `device` of `like`."""
         return self._allocate(device, shape, like.dtype)
 
     def empty_float32(self, like, shape):
@@ -194,29 +190,24 @@ class CupyArrays:
         return array
 
     def steps_int32(self, like, count: int, step: int):
-        """0, step, 2 * step, ... as (count,) int32."""
         with self.cupy.cuda.Device(like.data.device_id):
             return self.cupy.arange(count, dtype=self.int32) * self.int32.type(step)
 
     def by_sequence(self, lse, batch: int):
-        """An lse (1, heads, batch * queries) as (batch, heads, queries), a copy."""
         with self.cupy.cuda.Device(lse.data.device_id):
             return lse.reshape(lse.shape[1], batch, -1).transpose(1, 0, 2).copy()
 
     def on_host(self, array):
-        """A copy as a numpy array, of integers. Waits for the device."""
         return array.get()
 
     def pointer(self, array) -> int:
         return array.data.ptr
 
     def packed(self, array):
-        """A copy in C order at an aligned address."""
         with self.cupy.cuda.Device(array.data.device_id):
             return self._bits(array).copy(order="C").view(array.dtype)
 
     def as_float32(self, array):
-        """A copy in C order, unless it is one."""
         with self.cupy.cuda.Device(array.data.device_id):
             if array.dtype.name == "bfloat16":  # the upper half of a float32
                 return (self._bits(array).astype("uint32", order="C") << 16).view("float32")
@@ -236,7 +227,6 @@ class CupyArrays:
             self._bits(array).fill(0)
 
     def fill_lse(self, lse, sinks) -> None:
-        """LSE of rows that see no key: that of the sink alone, or -inf."""
         with self.cupy.cuda.Device(lse.data.device_id):
             if sinks is None:
                 lse.fill(float("-inf"))
@@ -278,7 +268,6 @@ class OtherArrays:
             raise AttentionError(f"{name} is a {_type_name(array)} that cannot be shared ({error!r})") from None
 
     def if_given(self, array, name: str):
-        """The same of an array that may be None."""
         return None if array is None else self.to_cupy(array, name)
 
     def from_cupy(self, array, like):
