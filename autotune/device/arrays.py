@@ -45,7 +45,7 @@ class TorchArrays(Traced):
         try:  # also what generated code calls: it goes round the dispatcher, and allocates on the current device
             self._empty_strided, self._current_device = torch._C._dynamo.guards._empty_strided_cuda, torch._C._cuda_getDevice
         except AttributeError:
-            self._empty_strided, self._current_device = None, lambda: None
+            self._current_device = lambda: None
 
     def read(self, array):
         stride0, stride1, stride2, stride3 = array.stride()
@@ -144,8 +144,7 @@ class CupyArrays:
                     self.dtypes[dtype] = DTYPE_NAMES[name]
         self.float32, self.int32 = cupy.dtype("float32"), cupy.dtype("int32")
         self.cache_dtypes = {cupy.dtype("uint8"): "e4m3"}  # the bytes of float8_e4m3fn, which CuPy lacks
-        self._ndarray, self._current_device = cupy.ndarray, runtime.getDevice
-        self._stream = cupy.cuda.get_current_stream
+        self._ndarray, self._current_device, self._stream = cupy.ndarray, runtime.getDevice, cupy.cuda.get_current_stream
         self._captured: list[object] = []  # workspaces that captured graphs point into
 
     def traced(self) -> bool:
