@@ -1,5 +1,5 @@
-"""Interpolation between measurements: weights of a Gaussian process over a few points. Plain Python, as a lookup must not wait
-for numpy to be imported, and a dozen points take a tenth of a millisecond."""
+"""Interpolation between measurements: a Gaussian process over a few points. Plain Python, as a lookup must not wait for numpy to
+be imported, and sixty points take a few milliseconds."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ def correlation(distance: float) -> float:
     return (1 + scaled) * math.exp(-scaled)
 
 
-def weights_of(places: Sequence[Sequence[float]], to_here: Sequence[float], signal: float, noise: float) -> list[float]:
-    """The weight of the value at each of `places` in the one expected here, where the mean is 0 and covariances with here are
-    `to_here`. Values have variance `signal`, their measurements `noise` on top."""
-    rows = [[signal * correlation(math.dist(a, b)) for b in places[:n + 1]] for n, a in enumerate(places)]
-    for n, row in enumerate(rows):
-        row[n] += noise
-    return solved(rows, to_here)
+class Process:
+    """A Gaussian process of mean 0, of whose values some are known: their covariances are `lower`, a lower triangle, which is
+    overwritten."""
 
+    def __init__(self, lower: list[list[float]], values: Sequence[float]):
+        for i, row in enumerate(lower):
+            for j in range(i):
+                row[j] = (row[j] - sum([a * b for a, b in zip(row[:j], lower[j])])) / lower[j][j]
+            row[i] = math.sqrt(row[i] - sum([a * a for a in row[:i]]))
+        self._factor = lower  # Cholesky's
+        self._values = self._solved(values)
 
-def solved(lower: list[list[float]], right: Sequence[float]) -> list[float]:
-    """x of A x = right for a positive definite A, of which `lower` is the lower triangle; overwritten by its Cholesky factor."""
-    for i, row in enumerate(lower):
-        for j in range(i):
-            row[j] = (row[j] - sum([a * b for a, b in zip(row[:j], lower[j])])) / lower[j][j]
-        row[i] = math.sqrt(row[i] - sum([a * a for a in row[:i]]))
-    x: list[float] = []
-    for row, value in zip(lower, right):
-        x.append((value - sum([a * b for a, b in zip(row, x)])) / row[len(x)])
-    for i in range(len(x) - 1, -1, -1):
-        x[i] = (x[i] - sum([lower[k][i] * x[k] for k in range(i + 1, len(x))])) / lower[i][i]
-    return x
+    def at(self, to_known: Sequence[float]) -> tuple[float, float]:
+        """(the value to expect where covariances with the known ones are `to_known`, how much less its variance is for them)."""
+        share = self._solved(to_known)
+        return sum([a * b for a, b in zip(share, self._values)]), sum([a * a for a in share])
+
+    def _solved(self, right: Sequence[float]) -> list[float]:
+        """x of L x = right."""
+        x: list[float] = []
+        for row, value in zip(self._factor, right):
+            x.append((value - sum([a * b for a, b in zip(row, x)])) / row[len(x)])
+        return x

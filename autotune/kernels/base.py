@@ -12,6 +12,7 @@ from ..core.gpu import Gpu
 from ..core.problem import Problem, Static
 from .fields import (LEAST_ALIBI_SCALE, LOG2E, MAX_FLOAT, Field, bounded, mask_fields, params_bytes,  # noqa: F401  asked here too
                      params_format, reciprocal)
+from .traits import Account, apart, sizes
 
 WARP_SIZE = 32
 RECENT_SIZES = 1024  # exact sizes of calls of which a plan keeps how they are launched
@@ -224,8 +225,13 @@ class Kernel:
 
     def account_us(self, problem: Problem, config: Config, gpu: Gpu) -> float:
         """`estimate_us` before compiling: with as many registers as a thread can have at most."""
+        return self.account(problem, config, gpu).time_us
+
+    def account(self, problem: Problem, config: Config, gpu: Gpu) -> Account:
+        """`account_us`, and where the launch stands among others of this kernel and static part."""
         threads = max(step.block for step in self.plan(problem, config))
-        return self.estimate_us(problem, config, gpu, min(255, gpu["registers_per_sm"] // threads))
+        time_us = self.estimate_us(problem, config, gpu, min(255, gpu["registers_per_sm"] // threads))
+        return Account(time_us, (*sizes(problem, gpu), *apart(self.parameters, config.values, self.sized)))
 
     def family(self, config: Config) -> tuple:
         """What of `config` does not follow from sizes: what was measured of one of a family is evidence of all."""

@@ -13,6 +13,7 @@ from ...core.config import Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem
 from ..base import WARP_SIZE
+from ..traits import Account, log2
 from .base import Launches, row_tiles
 from .defaults import may_guess, visible
 from .rules import key_bytes, kv_bytes, ring_bytes
@@ -55,11 +56,29 @@ class Work(NamedTuple):
     clusters: bool
 
 
-def time_us(problem: Problem, v: Mapping[str, Value], launches: Launches, empty_blocks: int, unsplit: int, resident: int,
-            gpu: Gpu) -> float:
+def account(problem: Problem, v: Mapping[str, Value], launches: Launches, empty_blocks: int, unsplit: int, resident: int,
+            gpu: Gpu) -> Account:
     """Of a config of values `v` and its `launches`, which would be of `unsplit` pieces if none were split; `empty_blocks` more
     turn out to have no work."""
     work = _work(problem, v, launches, unsplit, resident, gpu)
+    time_us = _time_us(problem, v, launches, empty_blocks, unsplit, work, gpu)
+    return Account(time_us, _traits(problem, v, launches, unsplit, work, time_us))
+
+
+def _traits(problem: Problem, v: Mapping[str, Value], launches: Launches, unsplit: int, work: Work,
+            time_us: float) -> tuple[float, ...]:
+    """Coordinates, those that say most first: what a block takes by itself, how a launch fills the places, and sizes."""
+    fill = work.blocks / work.places
+    return (_begin_us(problem, v) / time_us * 2.1, v["block_heads_kv"], work.alone_us / time_us * 1.6,
+            math.log2(v["num_warps"]) * 0.75, min(fill, 1) * 1.4, work.resident * 0.18, math.log2(work.block_bytes) * 0.074,
+            work.clusters * 0.5, v["block_n"] * 0.014, math.log2(time_us) * 0.067,
+            log2(problem.group * problem.seqlen_q) * 0.05, log2(problem.batch * problem.heads_kv) * 0.1, fill % 1 * 0.36,
+            v["min_blocks_per_sm"] * 0.09, v["q_in_registers"] * 0.22, log2(visible(problem)) * 0.037,
+            log2(problem.batch) * 0.028, log2(launches.grid / unsplit) * 0.05, log2(problem.page_size) * 0.01)
+
+
+def _time_us(problem: Problem, v: Mapping[str, Value], launches: Launches, empty_blocks: int, unsplit: int, work: Work,
+             gpu: Gpu) -> float:
     rounds, rest = divmod(work.blocks, work.places)
     begin_us = _begin_us(problem, v)
     total_us = LAUNCH_US + EMPTY_BLOCK_US * empty_blocks + rounds * (_round_us(work, work.places, gpu.sms) +

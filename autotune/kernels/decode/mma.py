@@ -8,6 +8,7 @@ from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
 from ..base import WARP_SIZE, Step, header_if, resident_blocks
+from ..traits import Account
 from . import account
 from .account import L2_LINE_BYTES, MORE_REGISTERS, MORE_REGISTERS_E4M3
 from .base import DECODE_FIELDS, MAX_CLUSTER, DecodeKernel, rows_of, unsplit_pieces
@@ -187,17 +188,19 @@ class DecodeMma(DecodeKernel):
             steps.append(Step("decode_combine", launches.combine, COMBINE_THREADS, COMBINE_BYTES, dependent=dependent))
         return steps
 
-    def account_us(self, problem: Problem, config: Config, gpu: Gpu) -> float:
-        """`estimate_us` before compiling: with the registers that tiles take and what the rest of the kernel was seen to add."""
+    def account(self, problem: Problem, config: Config, gpu: Gpu) -> Account:
+        """With the registers that tiles take and what the rest of the kernel was seen to add."""
         v = config.values
         more = MORE_REGISTERS_E4M3 * v["block_n"] // 16 if problem.kv_dtype == "e4m3" else MORE_REGISTERS
         available = registers_available(v["num_warps"] * WARP_SIZE, gpu, v["min_blocks_per_sm"])
-        registers = min(live_registers(problem.static, v) + more, available, MAX_REGISTERS)
-        return self.estimate_us(problem, config, gpu, registers)
+        return self._account(problem, config, gpu, min(live_registers(problem.static, v) + more, available, MAX_REGISTERS))
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Bytes over the bandwidth in rounds of blocks, what a block takes by itself, and latencies: see `account`."""
+        return self._account(problem, config, gpu, registers).time_us
+
+    def _account(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> Account:
         launches = self.launches(problem, config)
         empty = 0 if problem.kv == "dense" else self.launches(problem, config, uniform=False).grid - launches.grid
         resident = resident_blocks(gpu, config["num_warps"] * WARP_SIZE, registers, config["smem_bytes"])
-        return account.time_us(problem, config.values, launches, empty, max(1, self.unsplit(problem, config)), resident, gpu)
+        return account.account(problem, config.values, launches, empty, max(1, self.unsplit(problem, config)), resident, gpu)

@@ -14,6 +14,7 @@ from ...core.config import Value
 from ...core.gpu import Gpu
 from ...core.masks import Bounds
 from ...core.problem import Problem
+from ..traits import Account, keys_seen, log2
 from .mma import PANEL
 from .splits import combine_us
 
@@ -76,9 +77,28 @@ def visits(problem: Problem, block_queries: int, block_n: int) -> Visits:
     return Visits(mean, most, math.sqrt(max(0.0, squares / weights - mean * mean)) / mean if mean else 0.0)
 
 
-def time_us(problem: Problem, v: Mapping[str, Value], blocks: int, block_queries: int, resident: int, workspace_bytes: int,
-            gpu: Gpu) -> float:
+def account(problem: Problem, v: Mapping[str, Value], blocks: int, block_queries: int, resident: int, workspace_bytes: int,
+            gpu: Gpu) -> Account:
     """Of a config of values `v`: `blocks` blocks with work before keys are split, `resident` at once on an SM."""
+    time_us = _time_us(problem, v, blocks, block_queries, resident, workspace_bytes, gpu)
+    blocks, seen = max(blocks, 1) * v["num_splits"], visits(problem, block_queries, v["block_n"])
+    rounds, rows = blocks / (gpu.sms * resident), problem.batch * problem.heads_q * problem.seqlen_q
+    return Account(time_us, (
+        # Sizes.
+        log2(problem.page_size) * 0.186, log2(keys_seen(problem)) * 0.134, log2(problem.group) * 0.065,
+        log2(problem.seqlen_q) * 0.063, log2(min(rows, gpu.sms * 64 * 32)) * 0.083,
+        # How blocks fill the GPU, and what they find to do.
+        seen.spread * 1.14, log2(v["num_splits"]) * 0.53, min(rounds, 3) * 0.71, (rounds % 1 if rounds < 6 else 0.5) * 0.67,
+        min(rounds, 1) * 0.1, log2(seen.most) * 0.218, math.log2(max(seen.mean / v["num_splits"], 0.5)) * 0.198,
+        math.log2(time_us) * 0.072, math.log2(blocks / gpu.sms) * 0.041, resident * 0.077,
+        # The config.
+        v["block_n"] * 0.0109, v["persistent"] * 0.62, v["min_blocks_per_sm"] * 0.59, v["num_warpgroups"] * 0.385,
+        (v["rescale_slack"] > 0) * 0.35, math.log2(v["head_group"]) * 0.079, v["integer_max"] * 0.14, v["q_stages"] * 0.12,
+        math.log2(v["block_heads"]) * 0.1))
+
+
+def _time_us(problem: Problem, v: Mapping[str, Value], blocks: int, block_queries: int, resident: int, workspace_bytes: int,
+             gpu: Gpu) -> float:
     splits, groups, places = v["num_splits"], v["num_warpgroups"], gpu.sms * resident
     seen = visits(problem, block_queries, v["block_n"])
     blocks, mean, most = max(blocks, 1) * splits, seen.mean / splits, seen.most / splits

@@ -11,6 +11,7 @@ from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
 from . import account, defaults, splits
 from ..base import RECENT_SIZES, Field, Map, Resized, Sizer, Step, header_if, resident_blocks
+from ..traits import Account
 from .base import FORWARD_FIELDS, TENSORS, ForwardKernel
 from .mma import PANEL
 from ..limits import registers_exceeded, shared_memory_exceeded
@@ -230,16 +231,15 @@ class ForwardWgmma(ForwardKernel):
         combine = -(-problem.seqlen_q // _combined_rows(problem)) * problem.heads_q * problem.batch
         return [step, Step("forward_combine", combine, splits.COMBINE_THREADS, 0, dependent=True)]
 
-    def account_us(self, problem: Problem, config: Config, gpu: Gpu) -> float:
-        return self.estimate_us(problem, config, gpu, MOST_REGISTERS)
-
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
-        """Tiles in rounds of blocks, loads, and what blocks begin with: see `account`. Registers are those of the launch
-        bounds."""
+        return self.account(problem, config, gpu).time_us  # registers are those of the launch bounds
+
+    def account(self, problem: Problem, config: Config, gpu: Gpu) -> Account:
+        """Tiles in rounds of blocks, loads, and what blocks begin with: see `account`."""
         v = config.values
         threads = (1 + v["num_warpgroups"]) * WARPGROUP_SIZE
         resident = resident_blocks(gpu, threads, entry_registers(v, gpu["registers_per_sm"]), v["smem_bytes"])
-        return account.time_us(problem, v, self.blocks(problem, config), self.block_queries(config), resident,
+        return account.account(problem, v, self.blocks(problem, config), self.block_queries(config), resident,
                                self.workspace_bytes(problem, config), gpu)
 
 
