@@ -30,9 +30,9 @@ NEAREST = 12  # points that are looked at: 60 times or so
 # Bounds hold for 19 problems of 20 that were left out; the loss is that share of its bound's log.
 DEVIATIONS = {"forward": 1.3, "decode": 1.6, "backward": 1.6}
 LEAST_BOUND, LOSS_OF_BOUND = 0.02, 0.16
-# Logs of what is charged: for all that is not known of a config, by where it is judged, and for one that was timed nowhere near,
+# Logs of what is charged, by what a config is judged by: for all that is not known of it, and for one that was timed nowhere near,
 # such as a default. Beside a cover this serves problems of another seed best (docs/log.md).
-DOUBT, UNTIMED = {"cover": 0.2, "records": 0.03}, 0.05
+DOUBT = {"cover": (0.2, 0.05), "records": (0.03, 0.0)}
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,13 @@ class Expectation:
 
 
 def expectations(problem: Problem, gpu: Gpu, points: Sequence[Point], configs: Iterable[tuple[Config, object]],
-                 doubt: float = DOUBT["cover"]) -> list[Expectation]:
+                 doubt: tuple[float, float] = DOUBT["cover"]) -> list[Expectation]:
     """What to expect of each of `configs` (with where it is from), each family once, the best first."""
-    surroundings = _Surroundings(problem, gpu, points)
+    return _expected(problem, gpu, _Surroundings(problem, gpu, points), configs, doubt)
+
+
+def _expected(problem: Problem, gpu: Gpu, surroundings: _Surroundings, configs: Iterable[tuple[Config, object]],
+              doubt: tuple[float, float]) -> list[Expectation]:
     found: dict[tuple, Expectation] = {}
     for config, source in configs:
         kernel = KERNELS[config.kernel]
@@ -73,18 +77,19 @@ def expectations(problem: Problem, gpu: Gpu, points: Sequence[Point], configs: I
         account = kernel.account(problem, fitted, gpu)
         residual, support, where = surroundings.of(family, account.traits)
         time_us = account.time_us * math.exp(surroundings.level + residual)
-        charged_us = time_us * math.exp(doubt * (1 - support) + (0 if where else UNTIMED))
+        charged_us = time_us * math.exp(doubt[0] * (1 - support) + (0 if where else doubt[1]))
         found[family] = Expectation(fitted, time_us, charged_us, account.time_us, support, where, source)
     return sorted(found.values(), key=lambda e: (e.charged_us, e.config.text))
 
 
 def over_bucket(problem: Problem, gpu: Gpu, points: Sequence[Point], configs: Sequence[tuple[Config, object]],
-                doubt: float) -> list[Expectation]:
+                doubt: tuple[float, float]) -> list[Expectation]:
     """`expectations` of the problem that stands for a bucket, that first which is best on average over both ends: what is good
     for one only is not chosen."""
-    found, least = expectations(problem, gpu, points, configs, doubt), problem.least_of_bucket()
+    surroundings, least = _Surroundings(problem, gpu, points), problem.least_of_bucket()
+    found = _expected(problem, gpu, surroundings, configs, doubt)
     if least != problem:
-        others = {_family(other): other.charged_us for other in expectations(least, gpu, points, configs, doubt)}
+        others = {_family(other): other.charged_us for other in _expected(least, gpu, surroundings, configs, doubt)}
         most = max(others.values(), default=1.0)
         found.sort(key=lambda e: (e.charged_us * others.get(_family(e), most), e.config.text))
     return found
@@ -98,7 +103,7 @@ def loss_of(found: Sequence[Expectation]) -> tuple[float, float]:
     """(time to expect of the first of `found` in units of the fastest config's, its bound). Another may be faster than is
     expected by so many deviations of what is known of both."""
     chosen, bound, op = found[0], LEAST_BOUND, KERNELS[found[0].config.kernel].op
-    for other in (other for other in found[1:] if other.support):
+    for other in (other for other in found[1:] if other.nearest):
         doubt = SIGNAL[op] * (2 - chosen.support - other.support) + 2 * NOISE[op]
         bound = max(bound, DEVIATIONS[op] * doubt**0.5 - math.log(other.time_us / chosen.time_us))
     return math.exp(LOSS_OF_BOUND * bound), math.exp(bound)

@@ -30,7 +30,6 @@ OF_EXACT = 1.0, 1.03
 OF_DEFAULT = 1.10, 1.6
 OTHER_GPU = 1.05
 SLOWDOWN_OF_EVIDENCE = {"measured": 0.0, "other_toolkit": 0.02, "stale": 0.05, "predicted": 0.15}
-SUPPORT = 0.02  # weight of what was measured of a config from which on that is evidence
 
 QUICK_TUNE_S = 60  # what `tune --effort quick` takes at most for one problem
 MAX_MATCHES = 4096  # per GPU; a match is small, but lengths and windows come from callers
@@ -266,7 +265,7 @@ class _Table:
             return self._exact(problem, record)
         assert found, f"the default of {problem} is not legal on {self.gpu.name}"
         chosen = found[0]
-        if chosen.support < SUPPORT and chosen.source is None:
+        if chosen.nearest is None and chosen.source is None:
             return Match(chosen.config, "default", "predicted", problem, self.gpu, None, *OF_DEFAULT, "", chosen)
         record = chosen.source if isinstance(chosen.source, Record) else None
         source = chosen.source if isinstance(chosen.source, str) else ""

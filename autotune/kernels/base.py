@@ -19,13 +19,6 @@ RECENT_SIZES = 1024  # exact sizes of calls of which a plan keeps how they are l
 NOTHING = "lib/nothing.cuh"  # the header of what a problem or a config lacks
 
 
-def resident_blocks(gpu: Gpu, threads: int, registers: int, smem_bytes: int) -> int:
-    """Blocks of `threads` threads that an SM holds at once, at least 1; `registers` are of a thread."""
-    return max(1, min(gpu["registers_per_sm"] // (threads * max(-(-registers // 8) * 8, 24)),
-                      gpu["smem_per_sm_bytes"] // (smem_bytes + gpu["smem_reserved_bytes"]),
-                      gpu["threads_per_sm"] // threads, gpu["blocks_per_sm"]))
-
-
 class Map(NamedTuple):
     """One TensorMap member of Params: boxes of `heads` x `rows` x `columns` of a tensor (q, k, v or out), with the 128-byte
     swizzle."""

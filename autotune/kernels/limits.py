@@ -7,6 +7,13 @@ from ..core.gpu import Gpu
 MAX_REGISTERS = 255  # of a thread, on every arch
 
 
+def resident_blocks(gpu: Gpu, threads: int, registers: int, smem_bytes: int) -> int:
+    """Blocks of `threads` threads that an SM holds at once, at least 1; `registers` are of a thread."""
+    return max(1, min(gpu["registers_per_sm"] // (threads * max(-(-registers // 8) * 8, 24)),
+                      gpu["smem_per_sm_bytes"] // (smem_bytes + gpu["smem_reserved_bytes"]),
+                      gpu["threads_per_sm"] // threads, gpu["blocks_per_sm"]))
+
+
 def shared_memory_exceeded(smem_bytes: int, gpu: Gpu, blocks_per_sm: int = 1) -> str | None:
     """Why `blocks_per_sm` blocks of `smem_bytes` dynamic shared memory cannot be resident on an SM at once, or None."""
     if smem_bytes > gpu["smem_per_block_bytes"]:

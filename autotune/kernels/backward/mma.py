@@ -8,9 +8,9 @@ from typing import Mapping
 from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
-from ..base import WARP_SIZE, Field, Step, resident_blocks
+from ..base import WARP_SIZE, Field, Step
 from ..forward.base import visited_tiles
-from ..limits import block_exceeded, shared_memory_exceeded
+from ..limits import block_exceeded, resident_blocks, shared_memory_exceeded
 from .base import BACKWARD_FIELDS, BackwardKernel, steps_of
 
 PANEL = 64  # columns of a shared-memory panel: 128 bytes, all 32 banks once

@@ -7,14 +7,14 @@ from typing import Mapping
 from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
-from ..base import WARP_SIZE, Step, header_if, resident_blocks
+from ..base import WARP_SIZE, Step, header_if
 from ..traits import Account
 from . import account
 from .account import L2_LINE_BYTES, MORE_REGISTERS, MORE_REGISTERS_E4M3
 from .base import DECODE_FIELDS, MAX_CLUSTER, DecodeKernel, rows_of, unsplit_pieces
 from .defaults import early_tiles, is_short, pieces, skeletons, speculates, stands_alone
 from .rules import RULES, key_bytes, live_registers, ring_bytes, smem_bytes, whole_fragments
-from ..limits import MAX_REGISTERS, registers_available, shared_memory_exceeded
+from ..limits import MAX_REGISTERS, registers_available, resident_blocks, shared_memory_exceeded
 
 COMBINE_THREADS = 128
 COMBINE_BYTES = 96 * 1024  # statistics of every split and row, 32 KB at the most, and O of some splits

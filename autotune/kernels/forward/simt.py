@@ -8,9 +8,9 @@ from typing import Mapping
 from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
-from ..base import WARP_SIZE, Field, Step, resident_blocks, header_if
+from ..base import WARP_SIZE, Field, Step, header_if
 from .base import FORWARD_FIELDS, ForwardKernel
-from ..limits import registers_available, registers_exceeded, shared_memory_exceeded
+from ..limits import registers_available, registers_exceeded, resident_blocks, shared_memory_exceeded
 from .varlen import with_note
 
 

@@ -10,11 +10,11 @@ from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
 from . import account, defaults, splits
-from ..base import RECENT_SIZES, Field, Map, Resized, Sizer, Step, header_if, resident_blocks
+from ..base import RECENT_SIZES, Field, Map, Resized, Sizer, Step, header_if
 from ..traits import Account
 from .base import FORWARD_FIELDS, TENSORS, ForwardKernel
 from .mma import PANEL
-from ..limits import registers_exceeded, shared_memory_exceeded
+from ..limits import registers_exceeded, resident_blocks, shared_memory_exceeded
 from .defaults import GROUP_ROWS
 
 WARPGROUP_SIZE = 128
