@@ -61,7 +61,7 @@ def db(tmp_path, monkeypatch):
 
 
 def test_the_name_of_a_gpu_will_do():
-    assert lookup(PROBLEM.text, "nvidia-h200") is lookup(PROBLEM, H200)
+    assert lookup(PROBLEM.text, "nvidia-h200") == lookup(PROBLEM, H200)
     with pytest.raises(gpu.GpuError, match="no GPU is called 'h200'"):
         lookup(PROBLEM, "h200")
 
