@@ -70,7 +70,7 @@ def _traits(problem: Problem, v: Mapping[str, Value], launches: Launches, unspli
     """Coordinates, those that say most first: what a block takes by itself, how a launch fills the places, and sizes."""
     fill = work.blocks / work.places
     return (_begin_us(problem, v) / time_us * 2.1, v["block_heads_kv"], work.alone_us / time_us * 1.6,
-            math.log2(v["num_warps"]) * 0.75, min(fill, 1) * 1.4, work.resident * 0.18, math.log2(work.block_bytes) * 0.074,
+            math.log2(v["num_warps"]) * 0.75, min(fill, 1) * 1.4, work.resident * 0.18, log2(work.block_bytes) * 0.074,
             work.clusters * 0.5, v["block_n"] * 0.014, math.log2(time_us) * 0.067,
             log2(problem.group * problem.seqlen_q) * 0.05, log2(problem.batch * problem.heads_kv) * 0.1, fill % 1 * 0.36,
             v["min_blocks_per_sm"] * 0.09, v["q_in_registers"] * 0.22, log2(visible(problem)) * 0.037,
