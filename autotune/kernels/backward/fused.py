@@ -14,7 +14,8 @@ from ..forward.wgmma import WARPGROUP_SIZE, _multiply
 from ..limits import registers_exceeded, shared_memory_exceeded
 from .base import ROWS_THREADS
 from .mma import PANEL, _tiles
-from .wgmma import AHEAD, EXPOSED, GROUP_ROWS, HopperBackward, group_registers, key_tile_registers, loader_registers, stages
+from .wgmma import (AHEAD, EXPOSED, GROUP_ROWS, HopperBackward, group_registers, key_tile_registers, loader_registers, stages,
+                    waiting_clocks)
 
 KEY_QUERIES = 64  # queries of a tile: M of the product that gives dQ
 CONVERT_THREADS = 128
@@ -105,11 +106,11 @@ class BackwardFused(HopperBackward):
         return tuple(Map(tensor, GROUP_ROWS, PANEL) for tensor in ("q", "k", "v", "dout"))
 
     def default(self, problem: Problem, gpu: Gpu) -> Config:
-        """128 keys by 64 queries, as FlashAttention-3 ships for D 128 (hopper/flash_bwd_launch_template.h), with scores ahead
-        where registers hold them."""
-        tile = dict(key_groups=2, key_stages=2, longest_first=True, head_group=4)
+        """128 keys by 64 queries, as FlashAttention-3 ships for D 128 (hopper/flash_bwd_launch_template.h), with both products of
+        the next tile ahead where registers and a third buffer allow it, else none: one ahead is slower on an H200."""
+        tile = dict(key_groups=2, longest_first=True, head_group=4)
         parts = (1, 2) if problem.head_dim % (2 * PANEL) else (2, 1)  # half of D 80 would be multiplied as 64 columns
-        shapes = [dict(dq_parts=count, ahead=ahead) for count in parts for ahead in (2, 1)]
+        shapes = [dict(dq_parts=parts[0], ahead=2, key_stages=3)]
         shapes += [dict(dq_parts=count, ahead=0, key_stages=stages) for stages in (2, 1) for count in parts]
         configs = [self.config(problem.static, {**tile, **shape}) for shape in shapes]
         return next((c for c in configs if self.illegal(problem.static, c, gpu) is None), configs[-1])
@@ -130,19 +131,19 @@ class BackwardFused(HopperBackward):
 
     def preferred(self, problem: Problem, gpu: Gpu) -> bool:
         """Where two products less a score are worth more than clearing, adding up and reading 4 bytes for each element of dQ:
-        where queries see some 500 keys on an H200."""
+        where queries see some 1200 keys on an H200 (benchmarks/backward-h200.yaml: beyond 2048 tokens under a causal mask)."""
         products_us = 4 * problem.visible_pairs / max(problem.seqlen_q, 1) / (0.6 * gpu.mma_tflops * 1e6)
-        return products_us > 12 / (0.85 * gpu["bandwidth_gb_s"] * 1e3)
+        return products_us > 30 / (0.85 * gpu["bandwidth_gb_s"] * 1e3)
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Clocks of an SM for the tiles, each those of the busier of tensor cores and exp2 with a part of the other, and bytes of
-        the sums. Only ranks configs: nothing of it is fitted to measurements."""
+        the sums. Only ranks configs: for short sequences half of what is measured."""
         d, dv, rows = problem.head_dim, problem.head_dim_v, config["key_groups"] * GROUP_ROWS
         tiles = visited_tiles(problem, rows, KEY_QUERIES) * problem.heads_q * problem.batch
         product = 2 * rows * KEY_QUERIES * (3 * d + 2 * dv) / gpu["tensor_flops_per_clock_sm"]
         exponents = 2.2 * rows * KEY_QUERIES / gpu["exp_per_clock_sm"]
         exposed = EXPOSED[config["ahead"]] * min(product, exponents)
-        total = tiles * (max(product, exponents) * 1.15 + exposed + 500)
-        rows_bytes = problem.batch * problem.heads_q * problem.seqlen_q * d * 10
-        bytes_us = (problem.compulsory_bytes + rows_bytes) / gpu["bandwidth_gb_s"] * 1e-3
-        return max(total / gpu.sms / (0.85 * gpu["sm_clock_mhz"]), bytes_us) + 10.0
+        total = tiles * (max(product, exponents) * 1.15 + exposed + 500 + waiting_clocks(config["key_stages"], config["ahead"]))
+        sums_bytes = problem.batch * problem.heads_q * problem.seqlen_q * d * 10  # cleared before, converted after
+        bytes_us = problem.compulsory_bytes / gpu["bandwidth_gb_s"] * 1e-3
+        return max(total / gpu.sms / (0.85 * gpu["sm_clock_mhz"]), bytes_us) + sums_bytes / gpu["bandwidth_gb_s"] * 1e-3 + 10.0

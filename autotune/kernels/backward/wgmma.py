@@ -88,10 +88,16 @@ def query_smem_bytes(static: Static, v: Mapping[str, Value]) -> int:
 
 
 L2_BYTES_PER_CLOCK_SM = 24  # 5.5 TB/s of 132 SMs at 1.75 GHz
-EXPOSED = (0.5, 0.35, 0.25)  # of exp2 beside products, or products beside exp2, with so many products ahead: guessed
+EXPOSED = (0.5, 0.35, 0.25)  # of exp2 beside products, or products beside exp2, with so many products ahead
+WAIT_CLOCKS = 700  # of a tile, where the tile at work and the next one's products leave no buffer to load into
 
 
-def tile_clocks(problem: Problem, config: Config, gpu: Gpu, rows: int, tile: int, columns: int, by_registers: int,
+def waiting_clocks(stages: int, ahead: int) -> int:
+    """Of a tile, with so many buffers."""
+    return WAIT_CLOCKS * (stages - 1 - (ahead > 0) < 1)
+
+
+def tile_clocks(problem: Problem, config: Config, gpu: Gpu, rows: int, tile: int, stages: int, columns: int, by_registers: int,
                 more_bytes: int) -> float:
     """Clocks of all tiles of `tile` queries or keys that blocks of `rows` meet, for products of `columns` columns together, of
     which those of `by_registers` have one operand in registers; others read 128 bytes of shared memory a clock. What exp2 does
@@ -102,7 +108,7 @@ def tile_clocks(problem: Problem, config: Config, gpu: Gpu, rows: int, tile: int
     exponents = 2.2 * rows * tile / gpu["exp_per_clock_sm"]
     clocks = max(product, exponents, smem / 128, loaded / L2_BYTES_PER_CLOCK_SM)
     clocks += EXPOSED[config["ahead"]] * min(product, exponents)
-    return visited_tiles(problem, rows, tile) * problem.heads_q * problem.batch * (clocks + 250)
+    return visited_tiles(problem, rows, tile) * problem.heads_q * problem.batch * (clocks + 250 + waiting_clocks(stages, config["ahead"]))
 
 
 class HopperBackward(BackwardKernel):
@@ -186,16 +192,19 @@ class BackwardWgmma(HopperBackward):
     def default(self, problem: Problem, gpu: Gpu) -> Config:
         """Tiles for which products of shared memory and registers balance (r below 0.9 in the model of docs/log.md): 128 keys by
         64 queries to D 128 for dK and dV, fewer queries above, 64 keys and two roles beyond D 192 with 128, and 128 queries by as
-        many keys as registers hold for dQ."""
+        many keys as registers hold for dQ. A third buffer, where it fits, is worth up to 1.4 times the speed."""
         head_dim, total = max(problem.head_dim, problem.head_dim_v), problem.head_dim + problem.head_dim_v
         few = 256 < total <= 320  # registers are left for few queries
-        tile = dict(key_groups=2, key_queries=32 if few else 64, roles=2 if total > 320 else 1, key_stages=2, query_groups=2,
-                    query_keys=128 if head_dim <= 64 else 96 if head_dim <= 128 else 48, query_stages=2, ahead=1 if few else 2)
+        tile = dict(key_groups=2, key_queries=32 if few else 64, roles=2 if total > 320 else 1, key_stages=2 if total > 320 else 3,
+                    query_groups=2, query_keys=128 if head_dim <= 64 else 96 if head_dim <= 128 else 48 if few else 32,
+                    query_stages=3, ahead=1 if few else 2)
         fixed = dict(longest_first=True, head_group=4)
-        less = (dict(ahead=1), dict(ahead=1, query_keys=64), dict(ahead=1, query_keys=64, key_queries=48),
-                dict(ahead=1, query_keys=48, key_queries=48), dict(ahead=1, query_keys=48, key_queries=32),
-                dict(query_keys=32, key_queries=32, query_stages=1, ahead=0),
-                dict(query_keys=32, key_queries=16, key_stages=1, query_stages=1, ahead=0))
+        fewer = [dict(key_stages=3, query_stages=2), dict(key_stages=2, query_stages=3), dict(key_stages=2, query_stages=2)]
+        small = (dict(ahead=1), dict(ahead=1, query_keys=64), dict(ahead=1, query_keys=64, key_queries=48),
+                 dict(ahead=1, query_keys=48, key_queries=48), dict(ahead=1, query_keys=48, key_queries=32),
+                 dict(query_keys=32, key_queries=32, query_stages=1, ahead=0),
+                 dict(query_keys=32, key_queries=16, key_stages=1, query_stages=1, ahead=0))
+        less = [*fewer[tile["roles"] - 1:], *({**stages, **shape} for shape in small for stages in ({}, *fewer))]
         configs = [self.config(problem.static, {**fixed, **tile, **shape}) for shape in ({}, *less)]
         return next((c for c in configs if self.illegal(problem.static, c, gpu) is None), configs[-1])
 
@@ -208,10 +217,11 @@ class BackwardWgmma(HopperBackward):
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Clocks of an SM for the tiles of both kernels, each those of the busiest of tensor cores, exp2, shared memory and L2.
-        Only ranks configs: nothing of it is fitted to measurements."""
+        Only ranks configs: for short sequences half of what is measured."""
         d, dv, keys, queries = problem.head_dim, problem.head_dim_v, config["key_queries"], config["query_keys"]
         handed = 4 * keys * GROUP_ROWS if config["roles"] == 2 else 0
-        total = tile_clocks(problem, config, gpu, key_rows(config.values), keys, 2 * (d + dv), d + dv, handed)
-        total += tile_clocks(problem, config, gpu, config["query_groups"] * GROUP_ROWS, queries, 2 * d + dv, d, 0)
+        total = tile_clocks(problem, config, gpu, key_rows(config.values), keys, config["key_stages"], 2 * (d + dv), d + dv, handed)
+        total += tile_clocks(problem, config, gpu, config["query_groups"] * GROUP_ROWS, queries, config["query_stages"], 2 * d + dv,
+                             d, 0)
         bytes_us = problem.compulsory_bytes / gpu["bandwidth_gb_s"] * 1e-3
         return max(total / gpu.sms / (0.85 * gpu["sm_clock_mhz"]), bytes_us) + 8.0
