@@ -103,7 +103,7 @@ def test_mma_parameters_on_the_simulator(values):
 
 @pytest.mark.parametrize("values", [dict(key_groups=1, query_groups=1, key_stages=1, query_stages=1, ahead=0),
                                     dict(key_queries=16, query_groups=3, query_keys=32, key_stages=3, query_stages=3, ahead=2),
-                                    dict(roles=2, key_queries=48, query_keys=112, ahead=1)])
+                                    dict(roles=2, key_queries=48, key_stages=2, query_stages=2, query_keys=112, ahead=1)])
 def test_wgmma_parameters_on_the_simulator(values):
     asked = problem("bf16-b1-h2x1-q210-k200-d72-causal-sinks")
     config = WGMMA.config(asked.static, {**WGMMA.default(asked, H200).values, **values})
@@ -112,7 +112,7 @@ def test_wgmma_parameters_on_the_simulator(values):
 
 
 def roles_of(asked, **values):
-    return WGMMA.config(asked.static, {**WGMMA.default(asked, H200).values, "roles": 2, "key_queries": 32, **values})
+    return WGMMA.config(asked.static, {**WGMMA.default(asked, H200).values, "roles": 2, "key_stages": 2, "key_queries": 32, **values})
 
 
 @pytest.mark.parametrize("text", ["fp16-b1-h1x1-q70-k65-d256-softcap20", "bf16-b2-h2x1-q90-k60-d136x200-left30-varlen-alibi"])

@@ -111,7 +111,9 @@ class BackwardFused(HopperBackward):
         tile = dict(key_groups=2, longest_first=True, head_group=4)
         parts = (1, 2) if problem.head_dim % (2 * PANEL) else (2, 1)  # half of D 80 would be multiplied as 64 columns
         shapes = [dict(dq_parts=parts[0], ahead=2, key_stages=3)]
-        shapes += [dict(dq_parts=count, ahead=0, key_stages=stages) for stages in (2, 1) for count in parts]
+        shapes += [dict(dq_parts=count, ahead=0, key_stages=2) for count in parts]
+        shapes += [dict(dq_parts=count, ahead=1, key_stages=stages) for stages in (3, 2) for count in parts]  # fewest registers
+        shapes += [dict(dq_parts=count, ahead=0, key_stages=1) for count in parts]
         configs = [self.config(problem.static, {**tile, **shape}) for shape in shapes]
         return next((c for c in configs if self.illegal(problem.static, c, gpu) is None), configs[-1])
 
