@@ -2,17 +2,19 @@
 
 ``<folder>/<gpu>/cover/<static part>.yaml``, so that a lookup reads what it needs and nothing else:
 
-    schema: 2
+    schema: 3
     gpu: {name: nvidia-h200, ...}
     static: forward-bf16-d128-causal
     nvrtc: 13.0.88
     date: 2026-01-31 12:00:00 UTC
+    raced: 44                             # configs from which those below were chosen
     parameters: {forward_wgmma: num_warpgroups block_heads ...}
     configs:                              # kernel, its values, the first 12 digits of the hash of its source's code
     - forward_wgmma 2 1 ... 0a5f6e1bd38c
-    problems:                             # times in us, one for each config; -: it could not be launched or was not tried
-      b3-h40x8-q1711-k1711-causal: 81.3 84.1 -                            # without what all have in common: forward-bf16, d128
+    problems:                             # the least time in us, then how much more each config takes, in thousandths of it;
+      b3-h40x8-q1711-k1711-causal: 81.3 0 34 -                            # -: it could not be launched or was not tried
 
+Of a problem's text what all have in common (forward-bf16, d128) does not stand there.
 A row is one text, because reading YAML takes time by the value: 2 ms for a cover, where lists of numbers would take 10.
 Launch parameters that follow from sizes (`Kernel.fitted`) are those of the sizes that were timed.
 """
@@ -23,7 +25,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterable, Mapping
+from typing import Iterable, Mapping, Sequence
 
 from ..core.config import Config, ConfigError
 from ..core.gpu import Gpu
@@ -33,11 +35,13 @@ from . import file
 from .record import GpuKey, RecordError
 from .view import gpu_of
 
-SCHEMA, WITH_COMMENTS = 2, 1  # the latter hashed sources with their comments: of which code they are is not known
+SCHEMA, WITH_TIMES, WITH_COMMENTS = 3, 2, 1  # before, a row was the times; before that, hashes were of sources with comments
 FOLDER = "cover"
 FIELDS = {"schema", "gpu", "static", "nvrtc", "date", "parameters", "configs", "problems"}
+RACED = "raced"  # since schema 3
 NO_LONGER = {"losses"}  # read, and not used
 MAX_BYTES, MAX_CONFIGS, MAX_PROBLEMS = 1 << 20, 64, 512
+MOST_SHARE = 1e6  # thousandths: a thousand times the least
 DIGITS = 12  # of a source's hash
 UNKNOWN = "-"  # instead of it
 _DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
@@ -56,6 +60,7 @@ class Cover:
     times: tuple[tuple[float | None, ...], ...]
     nvrtc: str
     date: str
+    raced: int = 0  # configs from which these were chosen; 0: before it was written
 
 
 def file_of(folder: Path, gpu_name: str, static: Static) -> Path:
@@ -135,17 +140,19 @@ def read(path: Path) -> Cover | str | None:
 
 def from_data(data: object) -> Cover:
     """The cover that plain `data` says. Raises `RecordError` naming what is wrong."""
-    if not isinstance(data, dict) or set(data) - NO_LONGER != FIELDS:
-        raise RecordError(f"a cover is a mapping with exactly {', '.join(sorted(FIELDS))}")
-    if data["schema"] not in (WITH_COMMENTS, SCHEMA):
-        raise RecordError(f"schema is {data['schema']!r}; this autotune reads covers of schema {WITH_COMMENTS} and {SCHEMA}")
+    if not isinstance(data, dict) or set(data) - NO_LONGER != FIELDS | ({RACED} if data.get("schema") == SCHEMA else set()):
+        raise RecordError(f"a cover is a mapping with exactly {', '.join(sorted(FIELDS | {RACED}))}")
+    if data["schema"] not in (WITH_COMMENTS, WITH_TIMES, SCHEMA):
+        raise RecordError(f"schema is {data['schema']!r}; this autotune reads covers of schema {WITH_COMMENTS} to {SCHEMA}")
     for name, pattern in (("date", _DATE), ("nvrtc", re.compile(r"\d+\.\d+(\.\d+)*"))):
         if not isinstance(data[name], str) or not pattern.fullmatch(data[name]):
             raise RecordError(f"{name} is {data[name]!r}; expected is something such as 13.0.88 or 2026-01-31 12:00:00 UTC")
     configs, sources = _configs(data["parameters"], data["configs"])
     if data["schema"] == WITH_COMMENTS:
         sources = (UNKNOWN,) * len(sources)
-    raw = data["problems"]
+    raced, raw = data.get(RACED, 0), data["problems"]
+    if type(raced) is not int or raced < 0:
+        raise RecordError(f"raced is {raced!r}; expected is how many configs were compared")
     if not isinstance(raw, dict) or not 0 < len(raw) <= MAX_PROBLEMS:
         raise RecordError(f"problems must be a mapping from problem to times, of 1 to {MAX_PROBLEMS}")
     try:
@@ -157,18 +164,18 @@ def from_data(data: object) -> Cover:
     for problem, row in zip(problems, raw.values()):
         if problem.static.in_bf16.text != data["static"]:
             raise RecordError(f"{problem} is not of {data['static']}")
-        times.append(_numbers(row, len(configs), f"times of {problem}"))
-    return Cover(GpuKey.from_entry(data["gpu"]), static, configs, sources, problems, tuple(times), data["nvrtc"], data["date"])
+        times.append((_of_least if data["schema"] == SCHEMA else _times)(row, len(configs), f"times of {problem}"))
+    return Cover(GpuKey.from_entry(data["gpu"]), static, configs, sources, problems, tuple(times), data["nvrtc"], data["date"],
+                 raced)
 
 
 def as_data(cover: Cover) -> dict:
     parameters = {config.kernel: " ".join(name for name, _ in config.items) for config in cover.configs}
     rows = [" ".join([config.kernel, *(pair.partition("=")[2] for pair in config.text.split()[1:]), source])
             for config, source in zip(cover.configs, cover.sources)]
-    problems = {_short(problem.text): " ".join("-" if time is None else f"{time:.4g}" for time in row)
-                for problem, row in zip(cover.problems, cover.times)}
+    problems = {_short(problem.text): _row(row) for problem, row in zip(cover.problems, cover.times)}
     return {"schema": SCHEMA, "gpu": cover.gpu.as_entry(), "static": cover.static.text, "nvrtc": cover.nvrtc, "date": cover.date,
-            "parameters": parameters, "configs": rows, "problems": problems}
+            "raced": cover.raced, "parameters": parameters, "configs": rows, "problems": problems}
 
 
 def write(cover: Cover, folder: Path) -> Path:
@@ -218,7 +225,22 @@ def _whole(short: object, static: object) -> str:
     return "-".join([*common[:2], *tokens[:4], head_dim, *tokens[4:]])
 
 
-def _numbers(text: object, count: int, what: str) -> tuple[float | None, ...]:
+def _row(times: Sequence[float | None]) -> str:
+    """The least of `times` in us, and how many thousandths of it each takes more."""
+    least = float(f"{min(time for time in times if time is not None):.4g}")
+    return " ".join([f"{least:.4g}", *("-" if time is None else str(max(0, round(1000 * (time / least - 1)))) for time in times)])
+
+
+def _of_least(text: object, count: int, what: str) -> tuple[float | None, ...]:
+    """What `_row` wrote of `count` times. Raises `RecordError`."""
+    first, *rest = str(text).split()[:MAX_CONFIGS + 1] or ("",)
+    least, shares = _number(first), [None if part == "-" else _number(part) for part in rest]
+    if len(rest) != count or not 0 < least < math.inf or not all(share is None or 0 <= share < MOST_SHARE for share in shares):
+        raise RecordError(f"{what} must be a number above 0 and {count} thousandths from 0, or - for none")
+    return tuple(None if share is None else least * (1 + share / 1000) for share in shares)
+
+
+def _times(text: object, count: int, what: str) -> tuple[float | None, ...]:
     """The `count` numbers above 0 of a line, None for each ``-``. Raises `RecordError`."""
     found = [None if part == "-" else _number(part) for part in str(text).split()]
     if len(found) != count or not all(number is None or 0 < number < math.inf for number in found):

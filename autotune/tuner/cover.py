@@ -2,8 +2,8 @@
 
     covers = tune_covers(problems, gpu=gpu, seconds=600)
 
-For one static part: candidates are compiled and checked on one problem, raced on a few anchors, and the dozen that leaves every
-anchor with one near its best is timed on the whole grid. What was written is skipped when the same command runs again.
+For one static part: candidates are compiled and checked on one problem, raced on a few anchors, and those few that leave every
+anchor with one near its best are timed on the whole grid. What was written is skipped when the same command runs again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .portfolio import CHOSEN, candidates_of, choose
 from .survey import TARGET
 from .worker import Worker
 
-ANCHORS = 5
+ANCHORS = 10
 RACE_ROUNDS, GRID_ROUNDS = 2, 3
 CHECK_S, TIMES_S = 60.0, 60.0  # of the worker, before it is given up
 OWN_FLOPS, OWN_BYTES = 2.5e12, 3e9  # of a problem with a record, to stand on a grid
@@ -59,8 +59,9 @@ def tune_covers(problems: Sequence[Problem], gpu: Gpu, device: int = 0, root: Pa
     def small(problem: Problem) -> bool:
         return problem.flops < OWN_FLOPS and problem.compulsory_bytes < OWN_BYTES
 
-    missing = (part(static, problems, records, gpu, small) for static, _ in wanted
-               if not current(covers.read(covers.file_of(root, gpu.name, static)), gpu))
+    before = {static: covers.read(covers.file_of(root, gpu.name, static)) for static, _ in wanted}
+    missing = (part(static, problems, records, gpu, small, before[static].configs if isinstance(before[static], Cover) else ())
+               for static, _ in wanted if not current(before[static], gpu))
     try:
         with gpu_lock(device, progress.say):
             return measure(missing, gpu, device, root, time.monotonic() + seconds, progress.say)
@@ -83,8 +84,9 @@ def _of_covers(root: Path, gpu: Gpu, problems: Sequence[Problem]) -> list[Proble
 
 
 def current(cover: Cover | str | None, gpu: Gpu) -> bool:
-    """Whether `cover` is whole, and of today's NVRTC and sources. Needs no GPU and compiles nothing."""
-    return isinstance(cover, Cover) and len(cover.problems) >= COUNT and cover.nvrtc == compile.nvrtc_version() \
+    """Whether `cover` is whole, chosen from as many configs as today, and of today's NVRTC and sources. Needs no GPU and compiles
+    nothing."""
+    return isinstance(cover, Cover) and len(cover.problems) >= COUNT and cover.raced > 0 and cover.nvrtc == compile.nvrtc_version() \
         and not covers.stale_configs(cover, gpu)
 
 
@@ -106,14 +108,15 @@ def statics(problems: Iterable[Problem]) -> dict[Static, list[Problem]]:
     return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0].text)))
 
 
-def part(static: Static, like: Sequence[Problem], records: Sequence[Record], gpu: Gpu, small: Callable[[Problem], bool]) -> Part:
+def part(static: Static, like: Sequence[Problem], records: Sequence[Record], gpu: Gpu, small: Callable[[Problem], bool],
+         before: Sequence[Config] = ()) -> Part:
     """What to measure for `static`. `like` are problems whose heads and windows are typical; `small` says which problems of
-    records are cheap enough to stand on the grid."""
+    records are cheap enough to stand on the grid; `before` are the configs of its cover before."""
     drawn = grid(static, like)
     own = dict.fromkeys(in_bf16(r.problem) for r in records if in_bf16(r.problem).static == static and small(r.problem))
     first = tuple(anchors(drawn, ANCHORS))
     rest = [problem for problem in dict.fromkeys([*drawn, *list(own)[:MOST_OWN]]) if problem not in first]
-    return Part(static, (*first, *rest), first, tuple(candidates_of(static, first, records, gpu)))
+    return Part(static, (*first, *rest), first, tuple(candidates_of(static, drawn, records, gpu, before)))
 
 
 def measure(parts: Iterator[Part], gpu: Gpu, device: int, folder: Path, deadline: float,
@@ -181,7 +184,7 @@ class Surveying:
         sources = (right[config].binary.source_sha256[:covers.DIGITS] for config in chosen)
         times = (tuple(row.get(config) for config in chosen) for row in timed.values())
         return Cover(GpuKey.of(self.gpu), self.part.static, tuple(chosen), tuple(sources), tuple(timed), tuple(times),
-                     compile.nvrtc_version(), _now())
+                     compile.nvrtc_version(), _now(), len(right))
 
     def _right(self, built: dict[Config, Built]) -> dict[Config, Built]:
         """Those that are right on the cheapest anchor, one after another: what hangs or crashes takes only itself along."""

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
-from typing import Iterable, Mapping, Sequence
+from typing import Iterable, Iterator, Mapping, Sequence
 
 from ..core.config import Config
 from ..core.gpu import Gpu
 from ..core.problem import Problem, Static
 from ..database.record import Record
-from ..kernels import KERNELS, candidates
+from ..kernels import KERNELS, candidates, default_config
 from ..kernels.base import Kernel
 
-CANDIDATES = 28  # raced on the anchors
-CHOSEN = 12
+CANDIDATES = 44  # raced on the anchors
+SEEDS = 20  # of them, at the most, that won before; the rest are those that kernels expect most of
+CHOSEN = 9
 OUTSIDER = 1.6  # a kernel whose best estimate is this many times the best kernel's is not raced
-ENOUGH = 1.003  # a config is added only if it makes some problem this much faster
+ENOUGH = 1.01  # a config is added only if what it makes problems faster comes to this, all together
+DESCENTS = 4  # rounds of moves from the best by estimate
+ALIKE = 0.005  # estimates that differ by less say nothing of which is faster
 
 
 def candidates_of(static: Static, problems: Sequence[Problem], records: Iterable[Record], gpu: Gpu,
-                  count: int = CANDIDATES) -> list[Config]:
-    """Configs to race for `static`: what won for it, then defaults of `problems`, what won for static parts like it, and the best
-    of their neighbours by estimate, `count` in all."""
+                  before: Iterable[Config] = (), count: int = CANDIDATES) -> list[Config]:
+    """Configs to race for `static`, `count` at the most: those of the cover `before`, what won for it, defaults of `problems`, what
+    won for static parts like it; and for each of `problems` those that its kernel expects most of, one after another."""
     kernels = _worthwhile(problems, gpu)
     kin = sorted((record for record in records if record.problem.op == static.op), key=lambda record: _unlike(record, static))
     won = [config for record in kin for config in (record.config, *(config for config, _ in record.ties))
@@ -29,43 +32,64 @@ def candidates_of(static: Static, problems: Sequence[Problem], records: Iterable
     others = [record.config for record in kin if _unlike(record, static)[0] > 0]
     defaults = [kernel.default(problem, gpu) for kernel in kernels for problem in problems]
     seeds: dict[tuple, Config] = {}
-    for config in (*won[:2 * count // 3], *defaults, *others[:count]):
+    for config in (*before, *won[:SEEDS], *defaults, *others[:SEEDS]):
         kernel = KERNELS[config.kernel]
         config = kernel.config(static, config.values)
         if kernel in kernels and kernel.illegal(static, config, gpu) is None:
-            seeds.setdefault(KERNELS[config.kernel].family(config), config)
-        if len(seeds) >= 3 * count // 4:
+            seeds.setdefault(_source(config), config)
+    chosen = dict(list(seeds.items())[:SEEDS])
+    moves: dict[Config, list[Config]] = {}
+    ranked = [_descent(problem, list(seeds.values()), static, gpu, moves) for problem in problems]
+    for rank in range(max(map(len, ranked), default=0)):
+        for configs in ranked:
+            if len(chosen) < count and rank < len(configs):
+                chosen.setdefault(_source(configs[rank]), configs[rank])
+    return list(chosen.values())
+
+
+def _source(config: Config) -> tuple:
+    """What configs of one binary have in common."""
+    return config.kernel, KERNELS[config.kernel].compile_key(config)
+
+
+def _descent(problem: Problem, seeds: Sequence[Config], static: Static, gpu: Gpu, moves: dict[Config, list[Config]]) -> list[Config]:
+    """What moves from the best of `seeds` come to by estimate, the best first; of those alike the ones nearest to a seed. All are of
+    the default's kernel: estimates of two kernels are not so good as to be compared. `moves` remembers where a config leads to."""
+    kernel = default_config(problem, gpu).kernel
+    estimates = {config: _estimate(problem, config, gpu) for config in seeds if config.kernel == kernel}
+    expanded: set[Config] = set()
+    for _ in range(DESCENTS):
+        found = sorted(estimates, key=estimates.get)[:2]
+        for config in [config for config in found if config not in expanded]:
+            expanded.add(config)
+            if config not in moves:
+                moves[config] = list(neighbours(config, static, gpu))
+            estimates.update({moved: _estimate(problem, moved, gpu) for moved in moves[config] if moved not in estimates})
+        if all(config in expanded for config in sorted(estimates, key=estimates.get)[:2]):
             break
-    moves = {KERNELS[moved.kernel].family(moved): moved for config in seeds.values() for moved in neighbours(config, static, gpu)}
-    moves = {key: config for key, config in moves.items() if key not in seeds}
-    chosen = list(seeds.values())
-    estimates = {problem: sorted(moves.values(), key=lambda config: (_estimate(problem, config, gpu), config.text))
-                 for problem in problems}
-    for rank in range(len(moves)):
-        for problem in problems:
-            if len(chosen) < count and estimates[problem][rank] not in chosen:
-                chosen.append(estimates[problem][rank])
-    return chosen
+    order = {config: n for n, config in enumerate(estimates)}
+    return sorted(estimates, key=lambda config: (round(math.log(estimates[config]) / ALIKE), order[config]))
 
 
-def neighbours(config: Config, static: Static, gpu: Gpu) -> Iterable[Config]:
-    """Legal configs that differ from `config` in one searched compile parameter, by one step where values are ordered."""
+def neighbours(config: Config, static: Static, gpu: Gpu) -> Iterator[Config]:
+    """Legal configs that differ from `config` in one parameter, or by one step each in two numeric ones of the source, such as wider
+    tiles in fewer buffers."""
     kernel = KERNELS[config.kernel]
-    for parameter in kernel.parameters:
-        if parameter.derived or parameter.kind != "compile":
+    free = [p for p in kernel.parameters if not p.derived and p.name not in kernel.sized]
+    single = [{p.name: value} for p in free for value in p.values if value != config[p.name]]
+    steps = [(p.name, p.values[n]) for p in free if p.kind == "compile" and type(p.values[0]) is int
+             for n in (p.values.index(config[p.name]) - 1, p.values.index(config[p.name]) + 1) if 0 <= n < len(p.values)]
+    double = [{one: value, other: second} for n, (one, value) in enumerate(steps) for other, second in steps[n + 1:] if one != other]
+    for change in (*single, *double):
+        values = {**config.values, **change}
+        if "split_keys" in change:
+            values["num_splits"] = 2 if change["split_keys"] else 1
+        try:
+            moved = kernel.config(static, values)
+        except KeyError:
             continue
-        here = parameter.values.index(config[parameter.name])
-        for n in (here - 1, here + 1):
-            if 0 <= n < len(parameter.values):
-                values = {**config.values, parameter.name: parameter.values[n]}
-                if parameter.name == "split_keys":
-                    values["num_splits"] = 2 if parameter.values[n] else 1
-                try:
-                    moved = kernel.config(static, values)
-                except KeyError:
-                    continue
-                if kernel.illegal(static, moved, gpu) is None and _searched(kernel, static, moved, gpu):
-                    yield moved
+        if kernel.illegal(static, moved, gpu) is None and _searched(kernel, static, moved, gpu):
+            yield moved
 
 
 def _searched(kernel: Kernel, static: Static, config: Config, gpu: Gpu) -> bool:

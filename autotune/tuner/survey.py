@@ -13,7 +13,7 @@ from ..device import launch
 from ..timing.bench import Bench
 from .evaluate import Evaluator
 
-WARM_UP_US = 1500.0  # configs follow each other without a pause, so clocks are up
+WARM_UP_US = 500.0  # configs follow each other without a pause, so clocks are up
 TARGET = "autotune.tuner.survey:Surveyor"
 
 

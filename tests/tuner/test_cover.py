@@ -1,10 +1,12 @@
 """Covers: the grid, the portfolio, and the way through a worker that needs no GPU."""
 
+import re
 import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from autotune.core.gpu import by_name
 from autotune.core.measurement import Measurement
@@ -15,7 +17,7 @@ from autotune.database.lookup import Match
 from autotune.tuner import cover
 from autotune.tuner.builder import Built
 from autotune.tuner.grid import COUNT, anchors, grid
-from autotune.tuner.portfolio import candidates_of, choose
+from autotune.tuner.portfolio import CANDIDATES, CHOSEN, candidates_of, choose
 
 GPU = by_name("nvidia-h200")
 STATICS = [Problem.parse(text).static for text in (
@@ -38,7 +40,7 @@ def test_candidates_are_legal_and_of_different_families(static):
     from autotune.kernels import KERNELS
 
     configs = candidates_of(static, grid(static, [], 5), [], GPU)
-    assert 3 <= len(configs) <= 28
+    assert 3 <= len(configs) <= CANDIDATES
     assert len({KERNELS[config.kernel].family(config) for config in configs}) == len(configs)
     assert not [config for config in configs if KERNELS[config.kernel].illegal(static, config, GPU)]
 
@@ -74,7 +76,7 @@ def test_a_cover_is_measured_written_and_read_again(surveyed):
     from fake_surveyor import true_us
 
     (found,), folder, _, static = surveyed
-    assert len(found.problems) == COUNT and 3 <= len(found.configs) <= 12
+    assert len(found.problems) == COUNT and 3 <= len(found.configs) <= CHOSEN and found.raced > len(found.configs)
     assert not any("num_stages=4" in config.text for config in found.configs)
     again = covers.read(covers.file_of(folder, "nvidia-h200", static))
     assert (again.configs, again.problems, again.static) == (found.configs, found.problems, static)
@@ -85,10 +87,35 @@ def test_a_cover_is_measured_written_and_read_again(surveyed):
             assert time_us == pytest.approx(true_us(problem, fitted), rel=1e-3)
 
 
+def of_schema(cover, schema):
+    """The text of `cover` as it was written then: rows were the times."""
+    rows = {line: " ".join(f"{time:.4g}" if time else "-" for time in row) for line, row in zip(covers.as_data(cover)["problems"],
+                                                                                              cover.times)}
+    data = {**covers.as_data(cover), "schema": schema, "problems": rows}
+    del data["raced"]
+    return yaml.safe_dump(data, sort_keys=False, width=1000)
+
+
+def test_a_cover_of_schema_2_is_read_and_measured_again(surveyed, monkeypatch):
+    (found,), folder, _, static = surveyed
+    path = covers.file_of(folder, "nvidia-h200", static)
+    assert cover.current(replace(covers.read(path), sources=todays(found)), GPU)
+    path.write_text(of_schema(found, 2))
+    again = covers.read(path)
+    assert (again.configs, again.problems, again.sources, again.raced) == (found.configs, found.problems, found.sources, 0)
+    for row, times in zip(again.times, found.times):
+        assert row == pytest.approx(times, rel=1e-3)
+    assert not cover.current(replace(again, sources=todays(found)), GPU)
+
+
+def todays(cover):
+    return tuple(compile.source_sha256(cover.static, config, GPU)[:covers.DIGITS] for config in cover.configs)
+
+
 def test_a_cover_of_schema_1_serves_as_stale(surveyed):
     (found,), folder, _, static = surveyed
     path = covers.file_of(folder, "nvidia-h200", static)
-    path.write_text(path.read_text().replace("schema: 2", "schema: 1"))
+    path.write_text(of_schema(found, 1))
     again = covers.read(path)
     assert again.configs == found.configs and again.problems == found.problems and set(again.sources) == {covers.UNKNOWN}
     binary = SimpleNamespace(sha256="a" * 64, source_sha256=found.sources[0] * 6, nvrtc="13.0.88")
@@ -101,7 +128,9 @@ def test_what_is_damaged_is_said_not_raised(surveyed):
     _, folder, _, static = surveyed
     path = covers.file_of(folder, "nvidia-h200", static)
     text = path.read_text()
-    for damage in (text[:len(text) // 2], text.replace("schema: 2", "schema: 9"), text.replace("-page16", "-left9-page16", 1),
+    for damage in (text[:len(text) // 2], text.replace("schema: 3", "schema: 9"), text.replace("schema: 3", "schema: 2"),
+                   text.replace("raced: ", "raced: -"), re.sub(r"(-page16: \S+) \d+", r"\1 -3", text, count=1),
+                   re.sub(r"(-page16:) \S+", r"\1 0", text, count=1), re.sub(r"(-page16: \S+) \S+", r"\1", text, count=1), text.replace("-page16", "-left9-page16", 1),
                    text.replace("decode_mma", "decode_nothing"), "[]", text.replace("configs:", "configs: []\nx:"), "\x00",
                    text.replace("13.0.88", "new"), "- *a"):
         path.write_text(damage)
