@@ -1,14 +1,16 @@
 """How much is lost where nothing was tuned? Problems that servers call, drawn by seed, each timed with the config that a call
 runs, beside every config of the covers of its static part, what a quick tune finds (of some) and other libraries (of some).
 
-    python benchmarks/coverage.py [--problems N] [--seed S] [--tune N] [--peers N] [--seconds S] [--out FILE]
+    python benchmarks/coverage.py [--problems N] [--seed S] [--tune N] [--peers N] [--seconds S] [--rows FILE] [--out FILE]
 
-Needs a GPU. What time does not suffice for is left out, and counted in the result.
+Needs a GPU. What time does not suffice for is left out, and counted in the result; with --rows the same command goes on from
+there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import sys
@@ -47,25 +49,24 @@ def main() -> int:
     parser.add_argument("--tune", type=int, default=40, help="of how many a quick tune is a rival, too (40)")
     parser.add_argument("--peers", type=int, default=100, help="how many are timed beside other libraries (100)")
     parser.add_argument("--seconds", type=float, default=3600.0, help="when to stop (3600)")
+    parser.add_argument("--rows", type=Path, help="where rows are kept, and taken from if they are there")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     gpu = _result.gpu_at_hand()
     problems = drawn(options.problems, options.seed)
     rng = random.Random(options.seed)
-    tuned, compared = set(rng.sample(problems, min(options.tune, len(problems)))), rng.sample(problems,
-                                                                                              min(options.peers, len(problems)))
-    rows: dict[str, dict] = {}
-    share = 0.55 if options.peers else 1.0
-    _time_configs(problems, tuned, gpu, rows, time.monotonic() + share * options.seconds)
-    _save(options, rows, gpu, problems)
-    if options.peers:
-        _time_peers([p for p in compared if p.text in rows], gpu, rows, deadline)
+    tuned = rng.sample(problems, min(options.tune, len(problems)))
+    compared = rng.sample(problems, min(options.peers, len(problems)))
+    rows: dict[str, dict] = json.loads(options.rows.read_text()) if options.rows and options.rows.exists() else {}
+    for step, wanted in ((_time_configs, problems), (_time_peers, compared), (_tune, tuned)):
+        step([problem for problem in wanted if step is _time_configs or problem.text in rows], gpu, rows, deadline)
         _save(options, rows, gpu, problems)
     return 0 if len(rows) == len(problems) else 1
 
 
-def _time_configs(problems: Sequence[Problem], tuned: set[Problem], gpu: Gpu, rows: dict[str, dict], deadline: float) -> None:
+def _time_configs(problems: Sequence[Problem], gpu: Gpu, rows: dict[str, dict], deadline: float) -> None:
     """Adds a row for each problem: times of what a call runs and of its rivals."""
+    problems = [problem for problem in problems if problem.text not in rows]
     with builder.pool() as pool, Worker(TARGET, {"device": 0}) as worker:
         matches = {problem: lookup(problem, gpu) for problem in problems}
         rivals = {problem: _rivals(problem, gpu) for problem in problems}
@@ -81,10 +82,6 @@ def _time_configs(problems: Sequence[Problem], tuned: set[Problem], gpu: Gpu, ro
                     rows[problem.text] = row
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-    for problem in [p for p in problems if p in tuned and p.text in rows]:
-        if time.monotonic() > deadline:
-            break
-        _tune(problem, gpu, rows[problem.text])
 
 
 def _rivals(problem: Problem, gpu: Gpu) -> list[Config]:
@@ -119,23 +116,26 @@ def _times(problem: Problem, binaries: dict[Config, object], worker: Worker) -> 
     return {config: time_us for (config, _), time_us in zip(entries, reply.value) if time_us}
 
 
-def _tune(problem: Problem, gpu: Gpu, row: dict) -> None:
+def _tune(problems: Sequence[Problem], gpu: Gpu, rows: dict[str, dict], deadline: float) -> None:
     """Makes what a quick tune finds a rival."""
     from autotune import tuner
-
-    with tempfile.TemporaryDirectory() as folder:
-        found = tuner.tune([problem], gpu=gpu, root=Path(folder) / "db", trials_root=Path(folder) / "trials")
-    if not found:
-        return
     from autotune.kernels import config_from_text
 
-    configs = dict.fromkeys([config_from_text(row["served"]), found[0].config])
-    bench = Bench(problem, gpu)
-    runs = [runner(problem, config, compile.build(problem.static, config, gpu), 0) for config in configs]
-    timed = bench.interleave([Candidate(str(n), lambda i, run=run: run(bench.sets[i].inputs, bench.sets[i].out, None))
-                              for n, run in enumerate(runs)], 9, 3)
-    ratio = timed[0].time_us / timed[-1].time_us
-    row.update(tuned=round(ratio, 4), found=found[0].config.text, loss=round(max(row["loss"], ratio), 4))
+    for problem in problems:
+        row = rows[problem.text]
+        if "tuned" in row or time.monotonic() > deadline:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            found = tuner.tune([problem], gpu=gpu, root=Path(folder) / "db", trials_root=Path(folder) / "trials")
+        if not found:
+            continue
+        configs = dict.fromkeys([config_from_text(row["served"]), found[0].config])
+        bench = Bench(problem, gpu)
+        runs = [runner(problem, config, compile.build(problem.static, config, gpu), 0) for config in configs]
+        timed = bench.interleave([Candidate(str(n), lambda i, run=run: run(bench.sets[i].inputs, bench.sets[i].out, None))
+                                  for n, run in enumerate(runs)], 9, 3)
+        ratio = timed[0].time_us / timed[-1].time_us
+        row.update(tuned=round(ratio, 4), found=found[0].config.text, loss=round(max(row["loss"], ratio), 4))
 
 
 def _time_peers(problems: Sequence[Problem], gpu: Gpu, rows: dict[str, dict], deadline: float) -> None:
@@ -144,10 +144,8 @@ def _time_peers(problems: Sequence[Problem], gpu: Gpu, rows: dict[str, dict], de
 
     installed = peers.installed()
     for problem in problems:
-        if time.monotonic() > deadline:
-            break
         able = [peer for peer in installed if peer.reject(problem) is None]
-        if not able:
+        if not able or "vs_peer" in rows[problem.text] or time.monotonic() > deadline:
             continue
         try:
             measured, _ = run.measure_row(problem, able, gpu)
@@ -181,11 +179,13 @@ def _quantile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
-NOTABLE = 1.15  # rows that lose less, and have no peer, are not written: they would be two thirds of the file
+NOTABLE = 1.15  # rows that lose less, and have no peer and no tune, are not written: they would be half of the file
 
 
 def _save(options: argparse.Namespace, rows: dict[str, dict], gpu: Gpu, problems: Sequence[Problem]) -> None:
-    notable = {problem: row for problem, row in rows.items() if row["loss"] > NOTABLE or "vs_peer" in row}
+    if options.rows:
+        options.rows.write_text(json.dumps(rows))
+    notable = {problem: row for problem, row in rows.items() if row["loss"] > NOTABLE or "vs_peer" in row or "tuned" in row}
     facts = {"seed": options.seed, "left_out": len(problems) - len(rows), "problems": notable}
     _result.write(options.out, gpu, summary(rows), facts)
 

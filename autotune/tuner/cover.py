@@ -51,17 +51,19 @@ def tune_covers(problems: Sequence[Problem], gpu: Gpu, device: int = 0, root: Pa
     where it was. `gpu` must be the one at CUDA index `device`."""
     root = view.user_root() if root is None else root
     view.check_writable(root)
-    problems = [*(other for problem in problems for other in over_each_source(problem)), *_of_covers(root, gpu, problems)]
+    asked, there = [other for problem in problems for other in over_each_source(problem)], _of_covers(root, gpu, problems)
+    problems = [*asked, *there]
     progress = Progress(1, 0.0, stream)
     records = [record for op in sorted({problem.op for problem in problems}) for record in view.open_view(gpu, op).records]
-    wanted = [(static, like) for n, (static, like) in enumerate(statics(problems).items()) if n % part_of[1] == part_of[0] - 1]
+    everything = [*statics(asked), *statics(there)]
+    wanted = everything[part_of[0] - 1::part_of[1]]
 
     def small(problem: Problem) -> bool:
         return problem.flops < OWN_FLOPS and problem.compulsory_bytes < OWN_BYTES
 
-    before = {static: covers.read(covers.file_of(root, gpu.name, static)) for static, _ in wanted}
+    before = {static: covers.read(covers.file_of(root, gpu.name, static)) for static in wanted}
     missing = (part(static, problems, records, gpu, small, before[static].configs if isinstance(before[static], Cover) else ())
-               for static, _ in wanted if not current(before[static], gpu))
+               for static in wanted if not current(before[static], gpu))
     try:
         with gpu_lock(device, progress.say):
             return measure(missing, gpu, device, root, time.monotonic() + seconds, progress.say)
@@ -121,8 +123,8 @@ def part(static: Static, like: Sequence[Problem], records: Sequence[Record], gpu
 
 def measure(parts: Iterator[Part], gpu: Gpu, device: int, folder: Path, deadline: float,
             say: Callable[[str], None]) -> list[Cover]:
-    """Measures `parts` one after another until `deadline` (of `time.monotonic`) and writes each to `folder`. The next part is
-    compiled meanwhile."""
+    """Measures `parts` one after another and writes each to `folder`; begins none after `deadline` (of `time.monotonic`). The next
+    part is compiled meanwhile."""
     done = []
     with builder.pool() as pool, ThreadPoolExecutor(1) as planner, Worker(TARGET, {"device": device}) as worker:
         worker.start()
@@ -134,7 +136,7 @@ def measure(parts: Iterator[Part], gpu: Gpu, device: int, folder: Path, deadline
                 if submitted is None:
                     break
                 ahead.append(planner.submit(_submitted, parts, make, pool))
-                found = Surveying(*submitted, gpu, worker, say).cover(deadline)
+                found = Surveying(*submitted, gpu, worker, say).cover()
                 if found is not None:
                     covers.write(found, folder)
                     done.append(found)
@@ -159,14 +161,13 @@ class Surveying:
         self.part, self.gpu, self.worker, self.say = part, gpu, worker, say
         self._building = building
 
-    def cover(self, deadline: float) -> Cover | None:
-        """None if nothing works, or time is up before the anchors are through."""
+    def cover(self) -> Cover | None:
+        """None if nothing works."""
         began = time.monotonic()
         built = {config: made for config, future in self._building.items() if isinstance(made := future.result(), Built)}
         compiled = time.monotonic()
         right = self._right(built)
-        raced = {problem: self._times(problem, right, RACE_ROUNDS) for problem in self.part.anchors
-                 if time.monotonic() < deadline}
+        raced = {problem: self._times(problem, right, RACE_ROUNDS) for problem in self.part.anchors}
         if not right or not any(any(row.values()) for row in raced.values()):
             self.say(f"{self.part.static.text}: nothing was measured")
             return None
@@ -174,7 +175,7 @@ class Surveying:
         chosen = choose(rows, CHOSEN)
         table = {problem: raced[problem] for problem in raced}
         for problem in self.part.problems:
-            if problem not in table and time.monotonic() < deadline:
+            if problem not in table:
                 table[problem] = self._times(problem, {config: right[config] for config in chosen}, GRID_ROUNDS)
         self.worker.call("unload", [made.binary for made in right.values()], timeout=TIMES_S)
         self.say(f"{self.part.static.text}: {len(built)} of {len(self.part.candidates)} compiled, {len(right)} right, "
@@ -201,7 +202,7 @@ class Surveying:
 
     def _times(self, problem: Problem, right: dict[Config, Built], rounds: int) -> dict[Config, float | None]:
         entries = [(self._fitted(problem, config), made.binary) for config, made in right.items()]
-        captures = rounds if problem.op == "decode" else 1  # between which blocks come to stand differently: up to a fifth
+        captures = rounds if problem.op == "decode" and rounds > RACE_ROUNDS else 1  # blocks stand differently: up to a fifth
         reply = self.worker.call("times", problem, entries, rounds, captures, timeout=TIMES_S)
         if reply.status != "done":
             self.worker.kill()
