@@ -4,6 +4,7 @@ be imported, and sixty points take a few milliseconds."""
 from __future__ import annotations
 
 import math
+from operator import mul
 from typing import Sequence
 
 ROOT3 = math.sqrt(3)
@@ -20,21 +21,22 @@ class Process:
     overwritten."""
 
     def __init__(self, lower: list[list[float]], values: Sequence[float]):
-        for i, row in enumerate(lower):
-            for j in range(i):
-                row[j] = (row[j] - sum([a * b for a, b in zip(row[:j], lower[j])])) / lower[j][j]
-            row[i] = math.sqrt(row[i] - sum([a * a for a in row[:i]]))
-        self._factor = lower  # Cholesky's
+        self._factor: list[list[float]] = []  # Cholesky's
+        for row in lower:
+            own = row.pop()
+            row[:] = self._solved(row)
+            row.append(math.sqrt(own - sum(map(mul, row, row))))
+            self._factor.append(row)
         self._values = self._solved(values)
 
     def at(self, to_known: Sequence[float]) -> tuple[float, float]:
         """(the value to expect where covariances with the known ones are `to_known`, how much less its variance is for them)."""
         share = self._solved(to_known)
-        return sum([a * b for a, b in zip(share, self._values)]), sum([a * a for a in share])
+        return sum(map(mul, share, self._values)), sum(map(mul, share, share))
 
     def _solved(self, right: Sequence[float]) -> list[float]:
         """x of L x = right."""
         x: list[float] = []
         for row, value in zip(self._factor, right):
-            x.append((value - sum([a * b for a, b in zip(row, x)])) / row[len(x)])
+            x.append((value - sum(map(mul, row, x))) / row[len(x)])
         return x
