@@ -49,7 +49,8 @@ class Static:
     @cached_property
     def in_bf16(self) -> Static:
         """With bf16 in place of fp16, of which the GPU moves as many bytes and multiplies as many: the same configs suit both."""
-        return replace(self, **{name: "bf16" for name in ("dtype", "kv_dtype", "out_dtype") if getattr(self, name) == "fp16"})
+        halves = {name: "bf16" for name in ("dtype", "kv_dtype", "out_dtype") if getattr(self, name) == "fp16"}
+        return replace(self, **halves) if halves else self
 
     @cached_property
     def text(self) -> str:
@@ -133,8 +134,8 @@ class Problem:
 
     @cached_property
     def static(self) -> Static:
-        return Static(self.op, self.dtype, self.kv_dtype, self.out_dtype, self.head_dim, self.head_dim_v, self.mask,
-                      self.softcap > 0, self.alibi, self.kv)
+        return _static(self.op, self.dtype, self.kv_dtype, self.out_dtype, self.head_dim, self.head_dim_v, self.mask,
+                       self.softcap > 0, self.alibi, self.kv)
 
     @cached_property
     def text(self) -> str:
@@ -187,6 +188,11 @@ class Problem:
                       seqlen_k=bucket_length(self.seqlen_k), **self.bounds.bucketed()._asdict())
         return self if all(getattr(self, name) == value for name, value in bucket.items()) else replace(self, **bucket)
 
+    def stands_for(self, other: Problem) -> bool:
+        """Whether this problem, simplified and bucketed, is the representative of the bucket of `other`."""
+        alike = (self.heads_q, self.heads_kv) == (other.heads_q, other.heads_kv)  # sooner than making another problem
+        return alike and other.simplified().bucketed() == self
+
     def least_of_bucket(self) -> Problem:
         """The smallest problem of this one's bucket."""
         return replace(self, batch=least_batch(self.batch), seqlen_q=least_length(self.seqlen_q),
@@ -237,6 +243,7 @@ class Problem:
         return sum(queries * query + key * self.bounds.visible_keys(queries, keys) for queries, keys in lengths)
 
 
+_static = lru_cache(maxsize=1024)(Static)  # problems share it, and what it keeps
 _BOUNDS = attrgetter(*Bounds._fields)
 _VALUES = attrgetter(*(field.name for field in fields(Problem)))
 

@@ -48,9 +48,12 @@ _FLAGS = {"causal": {"window_right": 0}, "alibi": {"alibi": True}, "sinks": {"si
           "packed": {"packed_queries": True}, "deterministic": {"deterministic": True}}
 
 
+_FEATURE = re.compile(rf"({'|'.join(_FLAGS)})|({'|'.join(COUNTED)}|page)(\d+)|(softcap)(\d+(?:\.\d+)?)|(kv|out)([a-z]+\d\w*)",
+                      re.ASCII)
+
+
 def _parse_feature(text: str, token: str, fields: dict) -> None:
-    match = re.fullmatch(rf"({'|'.join(_FLAGS)})|({'|'.join(COUNTED)}|page)(\d+)|(softcap)(\d+(?:\.\d+)?)|(kv|out)([a-z]+\d\w*)",
-                         token, re.ASCII)
+    match = _FEATURE.fullmatch(token)
     if not match:
         raise ProblemError(f"problem {text!r}: unknown feature {token!r}; allowed are {_FEATURES}")
     flag, counted, count, softcap, value, typed, dtype = match.groups()

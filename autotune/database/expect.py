@@ -18,7 +18,7 @@ from ..core.gpu import Gpu
 from ..core.problem import Problem, Static
 from ..kernels import KERNELS
 from ..kernels.traits import Account, sizes
-from .kriging import Process, correlation
+from .kriging import Process, correlations
 
 # Variances of a log, by maximum likelihood over 82 covers: of residuals; of what all configs on one problem share, beyond that;
 # of one time beside another at the same place, which is what traits leave out, as the same launch again takes 0.5 % more or less.
@@ -129,14 +129,15 @@ class _Surroundings:
         self.level = sum(residuals) / len(residuals) if residuals else 0.0
         lower = [self._to_known(*mine, n) for n, mine in enumerate(self._places)]
         for n, row in enumerate(lower):
-            row[:] = [value + SHARED[self._op] * (shared[n] == shared[m]) for m, value in enumerate(row)]
+            of_point = shared.index(shared[n])  # and those that follow
+            row[of_point:] = [value + SHARED[self._op] for value in row[of_point:]]
             row.append(SIGNAL[self._op] + SHARED[self._op] + NOISE[self._op])
         self._process = Process(lower, [residual - self.level for residual in residuals])
 
     def _to_known(self, kernel: str, traits: tuple[float, ...], count: int) -> list[float]:
         """Covariances of a time there with the first `count` times."""
-        signal = SIGNAL[self._op]
-        return [signal * correlation(math.dist(traits, theirs)) if kernel == of else 0.0 for of, theirs in self._places[:count]]
+        signal, others = SIGNAL[self._op], [theirs if of == kernel else None for of, theirs in self._places[:count]]
+        return [signal * correlation for correlation in correlations(traits, others)]
 
     def of(self, family: tuple, traits: tuple[float, ...]) -> tuple[float, float, Problem | None]:
         """(how far the residual of `family` is from the level, the share of that which is known, the nearest problem on which it

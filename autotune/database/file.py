@@ -103,7 +103,10 @@ def read(path: Path, wanted: Callable[[GpuKey], bool] = lambda gpu: True, entry:
         return File(path, error=f"{path}: {error}")
 
 
-_ENTRY = re.compile(r"^  ([a-z][^\s:]*):$", re.MULTILINE)
+# These begin with the newline before, which is found several times faster than a `^` at any line.
+_ENTRY = re.compile(r"\n  ([a-z][^\s:]*):$", re.MULTILINE)
+_LINE = re.compile(r"\n  \S")
+_REST = re.compile(r"\n\S")
 
 
 def _only(text: str, entry: Callable[[str], bool]) -> str:
@@ -111,16 +114,15 @@ def _only(text: str, entry: Callable[[str], bool]) -> str:
     begin = text.find("\nrecords:\n")
     if begin < 0:
         return text
-    begin += len("\nrecords:\n")
-    rest = re.compile(r"^\S", re.MULTILINE).search(text, begin)
+    begin += len("\nrecords:")
+    rest = _REST.search(text, begin)
     end = rest.start() if rest else len(text)
     marks = list(_ENTRY.finditer(text, begin, end))
-    lines = len(re.compile(r"^  \S", re.MULTILINE).findall(text[begin:end]))
-    if not marks or marks[0].start() != begin or lines != len(marks):
+    if not marks or marks[0].start() != begin or len(_LINE.findall(text, begin, end)) != len(marks):
         return text
     starts = [mark.start() for mark in marks] + [end]
     kept = "".join(text[starts[n]:starts[n + 1]] for n, mark in enumerate(marks) if entry(mark[1]))
-    return text[:begin] + kept + text[end:] if kept else text[:begin - 1] + " {}\n" + text[end:]
+    return text[:begin] + (kept or " {}") + text[end:]
 
 
 class _NewerSchema(Exception):

@@ -43,17 +43,13 @@ class Known:
     def nvrtc(self) -> str:
         return self.covers[0].nvrtc if self.covers else ""
 
-    @cached_property
-    def _covered_buckets(self) -> frozenset[Problem]:
-        return frozenset(known.simplified().bucketed() for cover in self.covers for known in cover.problems)
-
     def exact(self, problem: Problem) -> Record | None:
         """The record of the bucket that `problem` stands for: measured before predicted, its own before another's."""
         records = self.records
-        if problem in self._covered_buckets:
+        if any(problem.stands_for(covered) for cover in self.covers for covered in cover.problems):
             records = view.open_view(self.gpu, self.static.op, self._roots, self.static).records
         found = [record for record in records
-                 if record.problem.static == problem.static and record.problem.simplified().bucketed() == problem
+                 if record.problem.static == problem.static and problem.stands_for(record.problem)
                  and not KERNELS[record.config.kernel].reject(problem, self.gpu)
                  and not KERNELS[record.config.kernel].illegal(problem.static, record.config, self.gpu)]
         return min(found, key=lambda record: (record.evidence != "measured", record.problem != problem, record.problem.text),

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import math
 from operator import mul
-from typing import Sequence
+from typing import Iterable, Sequence
 
 ROOT3 = math.sqrt(3)
 
 
-def correlation(distance: float) -> float:
-    """Of values at two places: Matern 3/2, 0.48 at distance 1."""
-    scaled = ROOT3 * distance
-    return (1 + scaled) * math.exp(-scaled)
+def correlations(place: Sequence[float], others: Iterable[Sequence[float] | None]) -> list[float]:
+    """Of the value at a place with those at others: Matern 3/2, 0.48 at distance 1. None is a place that has nothing to do with
+    it."""
+    dist, exp = math.dist, math.exp
+    return [0.0 if other is None else (1 + (scaled := ROOT3 * dist(place, other))) * exp(-scaled) for other in others]
 
 
 class Process:

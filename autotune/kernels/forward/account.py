@@ -44,9 +44,10 @@ class Visits(NamedTuple):
 
 def _tiles(bounds: Bounds, block: int, block_queries: int, block_n: int, queries: int, keys: int) -> int:
     """That the queries of one block see."""
-    first = block * block_queries
-    begin, end = bounds.span(first, min(first + block_queries, queries) - 1, queries, keys)
-    return max(0, -(-end // block_n) - begin // block_n)
+    first, end = block * block_queries, (block + 1) * block_queries
+    begin, end = bounds.span(first, (end if end < queries else queries) - 1, queries, keys)
+    tiles = -(-end // block_n) - begin // block_n
+    return tiles if tiles > 0 else 0
 
 
 @lru_cache(maxsize=4096)
