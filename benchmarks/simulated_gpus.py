@@ -11,20 +11,15 @@ with the plan, collisions of claims and leases are real, and the load of the hos
 from __future__ import annotations
 
 import heapq
-import os
 import random
-import shutil
-import socket
-import subprocess
-import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
+import postgresql
 from autotune.core.gpu import by_name
 from autotune.core.measurement import Measurement
 from autotune.core.problem import Problem
@@ -43,32 +38,6 @@ START_S, FINAL_S = 3.0, 6.0  # of a problem: inputs, final
 TRIALS = (25, 80)  # of a problem, drawn evenly
 SAMPLES = 40
 RESULT = {"entry": {"config": "x" * 500, "conditions": "x" * 700}}  # as large as a record is
-
-
-@contextmanager
-def postgresql():
-    """The URL of a PostgreSQL of our own on loopback, with its own settings for durability."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or [Path(shutil.which("initdb") or "initdb")]
-    programs, folder = found[-1].parent, Path(tempfile.mkdtemp(prefix="autotune-pg-", dir="/tmp"))
-    as_user = []
-    if os.getuid() == 0:
-        shutil.chown(folder, "postgres", "postgres")
-        as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def call(*command):
-        subprocess.run([*as_user, str(programs / command[0]), *command[1:]], check=True, cwd=folder, stdout=subprocess.DEVNULL)
-
-    call("initdb", "-D", f"{folder}/data", "-A", "trust", "-U", "tune", "-N")
-    call("pg_ctl", "-D", f"{folder}/data", "-w", "-l", f"{folder}/log", "-o", f"-p {port} -c listen_addresses=127.0.0.1 -c "
-         "fsync=off -c unix_socket_directories='' -c max_connections=300", "start")
-    try:
-        yield f"postgresql://tune@127.0.0.1:{port}/postgres"
-    finally:
-        call("pg_ctl", "-D", f"{folder}/data", "-m", "immediate", "stop")
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Clock:
@@ -296,7 +265,7 @@ class Simulation:
 
 
 def simulate(workers: int, problems: int) -> dict:
-    with postgresql() as url:
+    with postgresql.server() as (url, _):
         simulation = Simulation(url, workers, problems)
         began = time.monotonic()
         simulation.run()

@@ -1,17 +1,15 @@
 """Whole runs of many workers, as processes, on simulated GPUs: over a folder, and over a real PostgreSQL on loopback."""
 
-import glob
 import io
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import postgresql
 import pytest
 from tuner_fakes import FAKE, H200, SPACE, FakeBuilder, fails, synthetic_us
 
@@ -117,47 +115,15 @@ def test_workers_of_another_gpu_model_take_nothing(tmp_path, start):
     assert not list(tmp_path.glob("nvidia-a100-sxm-80gb/forward-*"))
 
 
-def server():
-    """The folder of PostgreSQL's programs, or None."""
-    found = sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"))
-    path = found[-1] if found else shutil.which("initdb")
-    return Path(path).parent if path else None
-
-
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory):
+def postgres():
     """(URL, restart) of a PostgreSQL on loopback of its own, which ends with the tests."""
-    if not server() or not any(map(_importable, DRIVERS)):
+    if not postgresql.programs() or not any(map(_importable, DRIVERS)):
         if os.environ.get("CI"):
             pytest.fail("PostgreSQL or its driver is missing; .ci/run installs them")
         pytest.skip("PostgreSQL is not installed (apt install postgresql; pip install 'psycopg[binary]')")
-    folder = Path("/tmp") / f"autotune-pg-{os.getpid()}"
-    folder.mkdir(mode=0o700)
-    as_user = []
-    if os.getuid() == 0:  # it refuses to run as root
-        shutil.chown(folder, "postgres", "postgres")
-        as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def run(*command):
-        subprocess.run([*as_user, str(server() / command[0]), *command[1:]], check=True, cwd=folder, stdout=subprocess.DEVNULL,
-                       env={**os.environ, "LC_ALL": "C"})
-
-    run("initdb", "-D", f"{folder}/data", "-A", "trust", "-U", "tune", "-N")
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off -c max_connections=200"
-    begin = ("pg_ctl", "-D", f"{folder}/data", "-w", "-o", options, "-l", f"{folder}/log", "start")
-    run(*begin)
-
-    def restart(pause=0.5):
-        run("pg_ctl", "-D", f"{folder}/data", "-m", "immediate", "-w", "stop")
-        time.sleep(pause)
-        run(*begin)
-
-    yield f"postgresql://tune@127.0.0.1:{port}/postgres", restart
-    run("pg_ctl", "-D", f"{folder}/data", "-m", "immediate", "stop")
-    shutil.rmtree(folder, ignore_errors=True)
+    with postgresql.server() as known:
+        yield known
 
 
 def _importable(name):
