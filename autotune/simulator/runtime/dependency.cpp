@@ -15,6 +15,8 @@ static bool pending;    // this block: the kernels before it have not ended
 static u32 one_wrong;   // this block: of so many guesses, 0: none
 static std::vector<std::pair<u32, u32>> waits;  // (thread, its step) of those that have waited
 
+long long open_arrays;
+
 void set_dependent(bool yes) { dependent = yes; }
 
 // Makes all arrays, which have their pages for themselves, such that plain pointers cannot touch them, or can.
@@ -72,9 +74,7 @@ int guess(const int* pointer, int line) {
     self->line = line;
     check_place(pointer, 4, 4, "reads", line);
     if (!pending) return *pointer;
-    hide_arrays(false);
-    const int value = *pointer;
-    hide_arrays(true);
+    const int value = *reinterpret_cast<const int*>(reinterpret_cast<const u8*>(pointer) + open_arrays);
     if (one_wrong == 0 || !chance.one_in(one_wrong)) return value;
     return int(chance.one_in(2) ? u32(chance.next()) : u32(value) + chance.below(33) - 16);  // anything, or what could be true
 }

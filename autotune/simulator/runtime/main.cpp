@@ -132,6 +132,9 @@ static u8* map_file(const std::string& path, u64 address, u64 bytes) {
     void* memory = mmap(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (memory != reinterpret_cast<void*>(address))
         fatal("machine", 0, format("the arrays cannot be mapped at %llx: %s", address, strerror(errno)));
+    void* again = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0);
+    if (again == MAP_FAILED) fatal("machine", 0, format("the arrays cannot be mapped twice: %s", strerror(errno)));
+    open_arrays = static_cast<u8*>(again) - static_cast<u8*>(memory);
     return static_cast<u8*>(memory);
 }
 

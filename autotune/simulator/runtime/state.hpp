@@ -101,6 +101,7 @@ bool end_dependencies();            // lets those kernels end; false if no threa
 void finish_dependencies();         // at the end of a block
 bool too_early();                   // whether this thread must not touch an array yet
 bool hidden(const void* address);   // whether plain pointers to this part of an array fail because of that
+extern long long open_arrays;             // how far behind the arrays they are mapped once more, for reading, and never hidden
 
 void wake(Thread& thread);
 void set_waiting(Thread& thread, Wait wait, u32 object, u32 parity, int line);
