@@ -6,6 +6,7 @@ and all others are `fast`. With ``-m fast`` nothing can be compiled, so that a t
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -24,11 +25,20 @@ settings.load_profile("autotune")
 FAST_TEST_S = 20  # that a fast test may take on a machine that does much else; it should take one
 _SLOW_FILE = re.compile(r"^pytestmark = .*\bpytest\.mark\.(slow|gpu)\b", re.MULTILINE)
 
+# Workers take every core already. Threads of a BLAS or of torch would only wait for each other, at full load.
+_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# A worker holds millions of objects (spaces of configs, torch), so that looking for garbage as often as is usual takes a tenth of
+# all time.
+_COLLECT_AFTER = 50_000  # objects more than there were
+
 _HOME = "AUTOTUNE_TEST_HOME"  # set by the process that started the session, read by its xdist workers
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Points the database and the compile cache at one temporary folder that all workers of the session share."""
+    gc.set_threshold(_COLLECT_AFTER)
+    for name in _THREADS:  # in the process that starts workers: they read it when numpy and torch are imported
+        os.environ.setdefault(name, "1")
     if _HOME not in os.environ:
         os.environ[_HOME] = tempfile.mkdtemp(prefix="autotune-tests-")
         config.add_cleanup(_remove_home)
