@@ -1,9 +1,10 @@
 """What calls cost the host: warm attention() next to torch's SDPA, attention_varlen, and attention_with_kvcache over dense and
-paged caches, with sizes that change on every call; a warm lookup, and the import of the package.
+paged caches, with sizes that change on every call; lookups, warm and in a process that has read nothing, and the import of the
+package.
 
     python benchmarks/host_cost.py [--out FILE]
 
-Without a GPU only what needs none: a lookup for the H200 of the catalogue, and the import.
+Without a GPU only what needs none: lookups for the H200 of the catalogue, and the import.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import warnings
 from pathlib import Path
 from statistics import median
 
+import served
 import yaml
 
 import autotune
@@ -30,6 +32,21 @@ ROUNDS, WARM_UP, SIZES = 40, 5, 128
 # Microseconds that a call may take on the host of an H200; attention() must not take longer than SDPA either.
 LIMITS_US = {"attention_us": 13.5, "decode_us": 16.0, "paged_decode_us": 16.0, "lookup_us": 0.7}
 IMPORT_LIMIT_S = 0.3
+COLD_LIMIT_MS = 20.0  # of a lookup of a problem without a record, the first of its static part
+PROCESSES = 6  # in each of which every static part is looked up; another one first in each
+
+COLD = """
+import sys, time
+from autotune import lookup
+from autotune.core.gpu import by_name
+from autotune.core.problem import Problem
+gpu = by_name("nvidia-h200")
+for text in sys.argv[1:]:
+    problem = Problem.parse(text)
+    started = time.perf_counter()
+    lookup(problem, gpu)
+    print((time.perf_counter() - started) * 1e3)
+"""
 
 
 def entrants() -> dict[str, tuple]:
@@ -89,6 +106,25 @@ def lookup_us(gpu: Gpu) -> float:
     return median(costs[2:])
 
 
+def cold_lookups_ms() -> dict[str, float]:
+    """Of the first lookup in a process, and of the first of each further static part: medians, and of these the longest."""
+    problems = {problem.static.in_bf16: problem.text for problem in reversed(served.drawn(400, 7))}
+    texts = list(problems.values())
+    costs: dict[str, list[float]] = {text: [] for text in texts}
+    first = []
+    for n in range(PROCESSES):
+        turn = n * len(texts) // PROCESSES
+        order = texts[turn:] + texts[:turn]
+        done = subprocess.run([sys.executable, "-c", COLD, *order], capture_output=True, text=True, check=True)
+        took = [float(line) for line in done.stdout.split()]
+        first.append(took[0])
+        for text, cost in zip(order[1:], took[1:]):
+            costs[text].append(cost)
+    each = [min(taken) for taken in costs.values()]  # the least: what comes on top is other processes'
+    return {"first_lookup_ms": round(median(first), 1), "cold_lookup_ms": round(median(each), 1),
+            "longest_cold_lookup_ms": round(max(each), 1)}
+
+
 def import_s() -> float:
     code = "import time; t = time.perf_counter(); import autotune; print(time.perf_counter() - t)"
     return median(float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
@@ -108,13 +144,14 @@ def main() -> int:
     except GpuError as error:
         print(f"{error}: calls are left out")
         gpu, out = by_name("nvidia-h200"), options.out or RESULTS / "host-cost-no-gpu.yaml"
-    summary |= {"lookup_us": round(lookup_us(gpu), 2), "import_s": round(import_s(), 4)}
+    summary |= {"lookup_us": round(lookup_us(gpu), 2), **cold_lookups_ms(), "import_s": round(import_s(), 4)}
     result = {"summary": summary, "command": "python benchmarks/host_cost.py"}
     if "attention_us" in summary:
         result |= {"gpu": gpu.name, "conditions": conditions()}
     out.write_text(yaml.safe_dump(result, sort_keys=False, width=200))
     print(summary)
     limits = {**LIMITS_US, "attention_us": min(LIMITS_US["attention_us"], summary.get("torch_sdpa_us", 0.0))}
+    limits |= {name: COLD_LIMIT_MS for name in summary if name.endswith("lookup_ms")}
     slow = [name for name, limit in limits.items() if summary.get(name, 0.0) > limit]
     if slow:
         print(f"above their limits: {', '.join(f'{name} ({limits[name]})' for name in slow)}")
