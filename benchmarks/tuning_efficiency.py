@@ -30,7 +30,7 @@ from autotune.core.measurement import OUTCOMES, Measurement
 from autotune.core.problem import Problem
 from autotune.kernels import KERNELS
 from autotune.tuner.replay import replay
-from autotune.tuner.seeds import seeds
+from autotune.tuner.seeds import PREDICTED, predicted, seeds
 from autotune.tuner.session import EFFORTS
 from autotune.tuner.storages import quiet_optuna
 
@@ -56,7 +56,7 @@ class Space:
         self.times_us = {config: None if isinstance(result, str) else result for config, result in self.outcomes.items()}
         self.best_us = min(time for time in self.times_us.values() if time is not None)
         self._estimates_us = {config: self.kernel.account_us(self.problem, config, gpu) for config in self.configs}
-        self.seeds = seeds(self.kernel, self.problem, gpu, self.configs, [])
+        self.seeds = seeds(self.kernel, self.problem, gpu, [], predicted(self.kernel, self.problem, gpu, self.configs, PREDICTED))
         self.near = sum(time is not None and time <= self.best_us * (1 + NEAR) for time in self.times_us.values())
 
     def _config(self, values: tuple) -> Config:

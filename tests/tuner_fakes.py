@@ -4,7 +4,7 @@ import hashlib
 import math
 
 from autotune.cuda.compile import Binary, Resources
-from autotune.core.config import Parameter
+from autotune.core.config import Config, Parameter
 from autotune.core.gpu import by_name
 from autotune.kernels.base import Kernel, Step
 from autotune.core.measurement import Measurement
@@ -63,6 +63,7 @@ class FakeKernel(Kernel):
         return [Step("fake", 1, 32 * config["warps"], config["smem_bytes"], config["carveout"])]
 
     def estimate_us(self, problem, config, gpu, registers):
+        config = Config(self.name, tuple((p.name, config[p.name]) for p in self.parameters))  # reads values only
         return synthetic_us(config) * (1 + 0.3 * math.sin(hash_of(config)))
 
 
@@ -70,7 +71,7 @@ class SlowKernel(FakeKernel):
     name = "fake_simt"
 
     def estimate_us(self, problem, config, gpu, registers):
-        return 30 * synthetic_us(config)
+        return 30 * super().estimate_us(problem, config, gpu, registers)
 
 
 FAKE = FakeKernel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Callable, Iterator, Mapping, NamedTuple, Protocol
 
 from ..core.config import Config, Parameter, Value, typed
@@ -12,6 +12,7 @@ from ..core.gpu import Gpu
 from ..core.problem import Problem, Static
 from .fields import (LEAST_ALIBI_SCALE, LOG2E, MAX_FLOAT, Field, bounded, mask_fields, params_bytes,  # noqa: F401  asked here too
                      params_format, reciprocal)
+from .space import Space, legal_configs
 from .traits import Account, apart, sizes
 
 WARP_SIZE = 32
@@ -60,7 +61,7 @@ class Sized(Protocol):
 Sizer = Callable[[Sized], "tuple[int, ...]"]  # gives the grid of each step of the plan, 0 for one that is not needed
 # Values of launch parameters that follow from sizes: of (batch, seqlen_q, seqlen_k), lengths of a sequence.
 Resized = Callable[[int, int, int], "dict[str, Value]"]
-Rule = Callable[[Static, Mapping[str, Value], Gpu], "str | None"]
+Rule = Callable[[Static, Mapping[str, Value], Gpu], "str | None"]  # of compile parameters only
 
 
 def header_if(wanted: bool, name: str) -> str:
@@ -186,6 +187,10 @@ class Kernel:
         """Predicted time from resources and roofline, given what ptxas said of registers."""
         raise NotImplementedError
 
+    def expected_registers(self, problem: Problem, config: Config, gpu: Gpu) -> int:
+        """Of a thread, before compiling: as many as it can have at most."""
+        return min(255, gpu["registers_per_sm"] // max(step.block for step in self.plan(problem, config)))
+
     # What follows is the same for every kernel.
 
     def fitted(self, problem: Problem, config: Config, gpu: Gpu) -> Config:
@@ -217,14 +222,13 @@ class Kernel:
         return min(values, key=lambda value: abs(value - wanted))
 
     def account_us(self, problem: Problem, config: Config, gpu: Gpu) -> float:
-        """`estimate_us` before compiling: with as many registers as a thread can have at most."""
-        return self.account(problem, config, gpu).time_us
+        """`estimate_us` before compiling. Of `config` it reads values only."""
+        return self.estimate_us(problem, config, gpu, self.expected_registers(problem, config, gpu))
 
     def account(self, problem: Problem, config: Config, gpu: Gpu) -> Account:
         """`account_us`, and where the launch stands among others of this kernel and static part."""
-        threads = max(step.block for step in self.plan(problem, config))
-        time_us = self.estimate_us(problem, config, gpu, min(255, gpu["registers_per_sm"] // threads))
-        return Account(time_us, (*sizes(problem, gpu), *apart(self.parameters, config.values, self.sized)))
+        traits = apart(self.parameters, config.values, self.sized)
+        return Account(self.account_us(problem, config, gpu), (*sizes(problem, gpu), *traits))
 
     def family(self, config: Config) -> tuple:
         """What of `config` does not follow from sizes: what was measured of one of a family is evidence of all."""
@@ -255,9 +259,9 @@ class Kernel:
                         f"{other} it must be {' or '.join(map(str, allowed))}")
         return next(filter(None, (rule(static, config.values, gpu) for rule in self.rules)), None)
 
-    def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
+    def space(self, problem: Problem, gpu: Gpu) -> Space:
         """Every legal config of this kernel for `problem` on `gpu`, in canonical order."""
-        return legal_configs(self, problem.static, gpu) if self.reject(problem, gpu) is None else ()
+        return legal_configs(self, problem.static, gpu) if self.reject(problem, gpu) is None else Space(self, ())
 
     def searched(self, static: Static, values: Mapping[str, Value], gpu: Gpu) -> bool:
         """Whether a search on `gpu` should try these compile parameters; legal ones that it should not may be asked for."""
@@ -287,29 +291,3 @@ class Kernel:
             if not parameter.derived:
                 values[parameter.name] = choice(parameter.values_beside(values))
         return values
-
-    def compile_combinations(self) -> Iterator[dict[str, Value]]:
-        """Every combination of the searched compile parameters, legal or not."""
-        searched = [p for p in self.parameters if p.kind == "compile" and not p.derived]
-        for combination in itertools.product(*(p.values for p in searched)):
-            yield dict(zip((p.name for p in searched), combination))
-
-
-@lru_cache(maxsize=4)  # of some ten to a hundred MB
-def legal_configs(kernel: Kernel, static: Static, gpu: Gpu) -> tuple[Config, ...]:
-    """Every config of `kernel` that is searched and breaks no rule, in canonical order."""
-    # Rules read compile parameters only, so they run once for each of those, and the launch parameters, which are declared last,
-    # are hung on: the same ones wherever the compile parameters that some of them need are the same.
-    needed = {name for parameter in kernel.parameters for name in (parameter.needs, parameter.barred) if name}
-    launches: dict[tuple[Value, ...], list[Config]] = {}
-    legal = []
-    for values in kernel.compile_combinations():
-        if not kernel.searched(static, values, gpu):
-            continue
-        key = tuple(values[name] for name in needed)
-        if key not in launches:
-            launches[key] = [Config.of(kernel.name, launch) for launch in kernel.launch_combinations(values)]
-        config = kernel.config(static, {**values, **launches[key][0].values})
-        if kernel.illegal(static, config, gpu) is None:
-            legal += [Config(kernel.name, kernel.compile_key(config) + launch.items) for launch in launches[key]]
-    return tuple(legal)

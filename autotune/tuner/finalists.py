@@ -14,7 +14,7 @@ from ..core.measurement import Measurement, within_noise
 from ..core.problem import Problem
 from ..database.record import GpuKey, Record
 from .builder import Built
-from .search import steps_between
+from .points import steps_between
 
 CONTENDER = 1.08  # configs within this factor of the best may win the final: racing times them with few samples
 # below, a race's one graph may be lucky by more than that (33.7, 38.4 and 39.7 us of one decode step), but samples

@@ -12,8 +12,10 @@ from typing import Callable, Iterable, Sequence
 
 import numpy as np
 
-from ..core.config import Config, Parameter
+from ..core.config import Config
 from ..kernels.base import Kernel
+from ..kernels.space import Space
+from .points import binaries_of, changes, ordered, points_of
 from .surrogate import Likeness, Surrogate
 
 POOL = 1500  # configs that are compared at a time: half of them the best by estimate, half drawn, and what is near the best
@@ -37,15 +39,13 @@ class Search:
     def __init__(self, kernel: Kernel, space: Sequence[Config], seeds: Iterable[Config] = (),
                  estimate_us: Callable[[Config], float] = lambda config: 1.0, *, seed: int = 0):
         self.kernel = kernel
-        self.space = tuple(space)
+        self.space = Space.of(kernel, space)
         self.results: dict[Config, float | None] = {}  # time in us, or None for a config that failed
         self._parameters = [p for p in kernel.parameters if not p.derived]
-        self._index = {config: i for i, config in enumerate(self.space)}
-        self._points = _coordinates(self._parameters, self.space)
-        self._ordered = _ordered(self._parameters)
+        self._points, self._ordered = points_of(self.space), ordered(self._parameters)
         self._unseen = np.ones(len(self.space), dtype=bool)
         self._running: dict[int, None] = {}  # proposed and not told yet, in order
-        self._seeds = deque(dict.fromkeys(self._index[s] for s in seeds if s in self._index))
+        self._seeds = deque(dict.fromkeys(place for place in map(self.space.place, seeds) if place is not None))
         self._likeness = Likeness([len(p.values) for p in self._parameters], self._ordered)
         self._rows, self._vectors = np.full(len(self.space), -1), np.zeros((0, self._likeness.width), np.float32)
         self._random = random.Random(seed)
@@ -58,11 +58,11 @@ class Search:
     @property
     def best(self) -> tuple[Config, float] | None:
         """The fastest config told so far and its time in us, or None."""
-        timed = [(time, self._index.get(config, -1), config) for config, time in self.results.items() if time is not None]
+        timed = [(time, self.space.place(config)) for config, time in self.results.items() if time is not None]
         if not timed:
             return None
-        time, _, config = min(timed, key=lambda entry: entry[:2])
-        return config, time
+        time, i = min(timed)
+        return self.space[i], time
 
     @property
     def remaining(self) -> int:
@@ -77,7 +77,7 @@ class Search:
 
     def has(self, config: Config) -> bool:
         """Whether `config` is one of the legal ones."""
-        return config in self._index
+        return config in self.space
 
     def ask(self, best_us: float | None = None) -> Config | None:
         """The next config to try, or None if every legal one was proposed. `best_us`: of all searches (None: this one's)."""
@@ -104,9 +104,9 @@ class Search:
 
     def tell(self, config: Config, time_us: float | None) -> None:
         """Reports a result: a time in us, or None for any failure. Also takes configs that were never asked for."""
-        if config not in self._index:
+        i = self.space.place(config)
+        if i is None:
             return
-        i = self._index[config]
         self._unseen[i] = False
         self._running.pop(i, None)
         self.results[config] = time_us
@@ -123,11 +123,10 @@ class Search:
             return everything
         launch = np.array([p.kind == "launch" for p in self._parameters], dtype=bool)
         base = self._points[self._seeds[0] if self._seeds else 0]
-        steps = self._steps(base, everything, launch)
-        first: dict[tuple, int] = {}  # one config for each binary: that with launch parameters nearest to the base's
-        for i in np.argsort(steps, kind="stable"):
-            first.setdefault(self.kernel.compile_key(self.space[i]), int(i))
-        likely = np.array(list(first.values()))
+        steps = changes(self._points[:, launch], base[launch], self._ordered[launch]).sum(axis=1)
+        nearest = np.argsort(steps, kind="stable")
+        first = np.unique(binaries_of(self.space)[nearest], return_index=True)[1]
+        likely = nearest[np.sort(first)]  # one config for each binary: that with launch parameters nearest to the base's
         best = likely[np.argsort(self._prior(likely), kind="stable")[:POOL // 2]]
         return np.union1d(best, self._random.sample(range(len(everything)), POOL // 2))
 
@@ -142,11 +141,6 @@ class Search:
             self._rows[missing] = len(self._vectors) + np.arange(len(missing))
             self._vectors = np.concatenate([self._vectors, self._likeness.vectors(self._points[missing])])
         return self._vectors[self._rows[indices]]
-
-    def _steps(self, point: np.ndarray, among: np.ndarray, columns: np.ndarray | None = None) -> np.ndarray:
-        """Single-step changes from `point` to each of `among`, in `columns` if they are given."""
-        changes = _changes(self._points[among].astype(int), point, self._ordered)
-        return (changes if columns is None else changes[:, columns]).sum(axis=1)
 
     def _offered(self, best_us: float | None) -> tuple[np.ndarray, np.ndarray]:
         """(indices of unseen configs, what each is worth): the expected gain or, while nothing works, how likely it is to."""
@@ -163,7 +157,7 @@ class Search:
 
     def _candidates(self) -> np.ndarray:
         """Unseen configs to compare; any if there are no others."""
-        ranked = sorted((time, self._index[config]) for config, time in self.results.items() if time is not None)
+        ranked = sorted((time, self.space.place(config)) for config, time in self.results.items() if time is not None)
         near = [self._neighbours(i) for _, i in ranked[:LEADERS]] if len(self._pool) < len(self.space) else []
         found = np.unique(np.concatenate([self._pool, *near]))
         found = found[self._unseen[found]]
@@ -171,14 +165,14 @@ class Search:
 
     def _neighbours(self, i: int) -> np.ndarray:
         if i not in self._near:
-            steps = _changes(self._points, self._points[i], self._ordered).sum(axis=1)
+            steps = changes(self._points, self._points[i], self._ordered).sum(axis=1)
             nearest = np.argsort(steps, kind="stable")[:MOST_NEIGHBOURS]
             self._near[i] = nearest[steps[nearest] <= NEIGHBOUR_STEPS]
         return self._near[i]
 
     def _surrogate(self) -> Surrogate:
         """Fitted to all results and, so that others are proposed meanwhile, to what is expected of configs under way."""
-        told = np.array([self._index[config] for config in self.results], dtype=int)
+        told = np.array([self.space.place(config) for config in self.results], dtype=int)
         times = np.array([np.nan if time is None else time for time in self.results.values()], dtype=float)
         known = len(told) < REFIT * self._shape[0]
         fitted = Surrogate(self._likeness, self._vectors_of(told), times, self._prior(told), self._shape[1] if known else None)
@@ -190,48 +184,3 @@ class Search:
             told, times = np.concatenate([told, running]), np.concatenate([times, believed])
             fitted = Surrogate(self._likeness, self._vectors_of(told), times, self._prior(told), fitted.shape)
         return fitted
-
-
-def steps_between(kernel: Kernel, one: Config, other: Config) -> float:
-    """Single-step changes of compile parameters between a config of `kernel` and another; infinite if that is of another
-    kernel."""
-    if one.kernel != other.kernel:
-        return float("inf")
-    parameters = [p for p in kernel.parameters if p.kind == "compile" and not p.derived]
-    here, there = _coordinates(parameters, [one, other]).astype(int)
-    return int(_changes(here, there, _ordered(parameters)).sum())
-
-
-def diverse(ranked: Sequence[Config], count: int, parameters: Iterable[Parameter], steps: int = 2) -> list[Config]:
-    """The first `count` of `ranked` (best first) that lie at least `steps` single-step changes apart."""
-    parameters = [p for p in parameters if not p.derived]
-    ordered = _ordered(parameters)
-    chosen: list[Config] = []
-    points: list[np.ndarray] = []
-    for config in ranked:
-        if len(chosen) == count:
-            break
-        point = _coordinates(parameters, [config])[0].astype(int)
-        if all(_changes(point, other, ordered).sum() >= steps for other in points):
-            chosen.append(config)
-            points.append(point)
-    return chosen
-
-
-def _coordinates(parameters: Sequence[Parameter], space: Sequence[Config]) -> np.ndarray:
-    """(configs, parameters) int16: the index of each value among its parameter's declared ones."""
-    places = {(p.name, value): i for p in parameters for i, value in enumerate(p.values)}
-    names = {p.name for p in parameters}
-    rows = [[places[item] for item in config.items if item[0] in names] for config in space]
-    return np.array(rows, dtype=np.int16).reshape(len(space), len(parameters))
-
-
-def _ordered(parameters: Sequence[Parameter]) -> np.ndarray:
-    """(parameters,) bool: which are numeric."""
-    return np.array([all(type(value) is int for value in p.values) for p in parameters], dtype=bool)
-
-
-def _changes(points: np.ndarray, point: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """Single-step changes by parameter: a numeric one (`ordered`) counts its steps, others 0 or 1."""
-    difference = np.abs(points - point)
-    return np.where(ordered, difference, difference > 0)

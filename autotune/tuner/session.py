@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Callable, Sequence
 
@@ -25,7 +24,7 @@ from .explore import COMPILE_ONLY, Budget, explore
 from .finalists import choose, decide, measured_record
 from .progress import Progress
 from .search import Search
-from .seeds import seeds, worthwhile
+from .seeds import estimates, seeds, worthwhile
 from .spread import EVEN, Share
 from .store import Store, Trial
 from .worker import Reply, Worker, WorkerError
@@ -84,9 +83,8 @@ class Session:
             return self._instant(problem, desk)
         searches = []
         for kernel, predictions in worthwhile(candidates(problem, self.gpu), problem, self.gpu).items():
-            space = kernel.space(problem, self.gpu)
-            searches.append(Search(kernel, space, seeds(kernel, problem, self.gpu, space, known, predictions),
-                                   partial(kernel.account_us, problem, gpu=self.gpu)))
+            searches.append(Search(kernel, kernel.space(problem, self.gpu), seeds(kernel, problem, self.gpu, known, predictions),
+                                   estimates(kernel, problem, self.gpu)))
         resumed = [trial for search in searches for trial in desk.restore(search)]
         budget = share.of(self.effort.budget)
         spent = sum(1 if trial.cubin else COMPILE_ONLY for trial in resumed)
@@ -100,7 +98,7 @@ class Session:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 desk.settle()
-        order = [config for search in searches for config in search.space]
+        order = [config for search in searches for config in sorted(search.results, key=search.space.place)]
         reason = stop.reason if left.trials else "enough configs were measured before"
         self.progress.say(f"  {reason}" + (f" ({share})" if share != EVEN else ""))
         record = desk.final(default_config(problem, self.gpu), order, reason)

@@ -9,7 +9,7 @@ from autotune import kernels
 from autotune.core.measurement import Measurement, beats
 from autotune.database.record import Record
 from autotune.tuner.finalists import CONTENDER, UNLIKE, choose, decide, measured_record, predicted_record
-from autotune.tuner.search import steps_between
+from autotune.tuner.points import steps_between
 
 A, B, C, D = [c for c in SPACE if not fails(c)][:4]
 DEFAULT = FAKE.default(PROBLEM, H200)

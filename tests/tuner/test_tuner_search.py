@@ -1,11 +1,13 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tuner_fakes import FAKE, H200, PROBLEM
+from tuner_fakes import FAKE, H200, PROBLEM, SlowKernel
 from tuner_fakes import SPACE as WHOLE
 from tuner_fakes import fails, hash_of, synthetic_us
 
-from autotune.tuner.search import POOL, Search, diverse
+from autotune.tuner.points import diverse
+from autotune.tuner.search import POOL, Search
+from autotune.tuner.seeds import PREDICTED, estimates, predicted, seeds, worthwhile
 from autotune.tuner.surrogate import Likeness, Surrogate
 
 DEFAULT = FAKE.default(PROBLEM, H200)
@@ -48,6 +50,16 @@ def test_seeds_come_first_each_once_and_foreign_ones_are_dropped():
     assert search.has_seeds
     assert asked(search, 3) == [SPACE[50], DEFAULT, SPACE[7]]
     assert not search.has_seeds
+
+
+def test_a_search_begins_with_the_best_by_estimate_of_kernels_that_are_not_hopeless():
+    (kernel, predictions), = worthwhile([FAKE, SlowKernel()], PROBLEM, H200).items()
+    assert kernel is FAKE and predictions == predicted(FAKE, PROBLEM, H200, WHOLE, PREDICTED) and len(predictions) == PREDICTED
+    estimate = estimates(FAKE, PROBLEM, H200)
+    usual = [config for config in WHOLE if config["carveout"] == DEFAULT["carveout"]]
+    assert predictions[0] == min(usual, key=lambda config: (round(estimate(config), 3), config.text))
+    assert all(estimate(config) == FAKE.account_us(PROBLEM, config, H200) for config in WHOLE[::101])
+    assert seeds(FAKE, PROBLEM, H200, [], predictions) == [DEFAULT, *predictions]
 
 
 def test_a_small_space_is_exhausted_and_then_nothing_is_left():

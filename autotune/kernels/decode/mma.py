@@ -8,6 +8,7 @@ from ...core.config import Config, Parameter, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
 from ..base import WARP_SIZE, Step, header_if
+from ..space import Space
 from ..traits import Account
 from . import account
 from .account import L2_LINE_BYTES, MORE_REGISTERS, MORE_REGISTERS_E4M3
@@ -95,12 +96,12 @@ class DecodeMma(DecodeKernel):
         return (values["dependent_launch"] or gpu.arch < 90) and values["l2_prefetch"] == 128 and \
             (values["block_heads_kv"] == 1 or key_bytes(static) <= L2_LINE_BYTES)
 
-    def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
+    def space(self, problem: Problem, gpu: Gpu) -> Space:
         """Without configs whose blocks may stand unevenly: a search may miss the graphs in which they are slow."""
         configs = super().space(problem, gpu)
         if not stands_alone(problem, 1, gpu):
             return configs
-        return tuple(config for config in configs if not self.uneven(problem, config, gpu))
+        return configs.compiling(lambda config: not self.uneven(problem, config, gpu))
 
     def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
         return [constant for constant in super().constants(static, config) if constant[1] not in NO_CONSTANTS]
@@ -188,12 +189,15 @@ class DecodeMma(DecodeKernel):
             steps.append(Step("decode_combine", launches.combine, COMBINE_THREADS, COMBINE_BYTES, dependent=dependent))
         return steps
 
-    def account(self, problem: Problem, config: Config, gpu: Gpu) -> Account:
-        """With the registers that tiles take and what the rest of the kernel was seen to add."""
+    def expected_registers(self, problem: Problem, config: Config, gpu: Gpu) -> int:
+        """What tiles take, and what the rest of the kernel was seen to add."""
         v = config.values
         more = MORE_REGISTERS_E4M3 * v["block_n"] // 16 if problem.kv_dtype == "e4m3" else MORE_REGISTERS
         available = registers_available(v["num_warps"] * WARP_SIZE, gpu, v["min_blocks_per_sm"])
-        return self._account(problem, config, gpu, min(live_registers(problem.static, v) + more, available, MAX_REGISTERS))
+        return min(live_registers(problem.static, v) + more, available, MAX_REGISTERS)
+
+    def account(self, problem: Problem, config: Config, gpu: Gpu) -> Account:
+        return self._account(problem, config, gpu, self.expected_registers(problem, config, gpu))
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
         """Bytes over the bandwidth in rounds of blocks, what a block takes by itself, and latencies: see `account`."""

@@ -81,7 +81,7 @@ def visits(problem: Problem, block_queries: int, block_n: int) -> Visits:
 def account(problem: Problem, v: Mapping[str, Value], blocks: int, block_queries: int, resident: int, workspace_bytes: int,
             gpu: Gpu) -> Account:
     """Of a config of values `v`: `blocks` blocks with work before keys are split, `resident` at once on an SM."""
-    time_us = _time_us(problem, v, blocks, block_queries, resident, workspace_bytes, gpu)
+    time_us = time_us_of(problem, v, blocks, block_queries, resident, workspace_bytes, gpu)
     blocks, seen = max(blocks, 1) * v["num_splits"], visits(problem, block_queries, v["block_n"])
     rounds, rows = blocks / (gpu.sms * resident), problem.batch * problem.heads_q * problem.seqlen_q
     return Account(time_us, (
@@ -98,8 +98,9 @@ def account(problem: Problem, v: Mapping[str, Value], blocks: int, block_queries
         math.log2(v["block_heads"]) * 0.1))
 
 
-def _time_us(problem: Problem, v: Mapping[str, Value], blocks: int, block_queries: int, resident: int, workspace_bytes: int,
-             gpu: Gpu) -> float:
+def time_us_of(problem: Problem, v: Mapping[str, Value], blocks: int, block_queries: int, resident: int, workspace_bytes: int,
+               gpu: Gpu) -> float:
+    """The time of `account` alone."""
     splits, groups, places = v["num_splits"], v["num_warpgroups"], gpu.sms * resident
     seen = visits(problem, block_queries, v["block_n"])
     blocks, mean, most = max(blocks, 1) * splits, seen.mean / splits, seen.most / splits

@@ -10,7 +10,8 @@ from ...core.config import Config
 from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
 from . import varlen
-from ..base import Field, Kernel, Resized, Sizer, legal_configs, mask_fields
+from ..base import Field, Kernel, Resized, Sizer, mask_fields
+from ..space import Space
 
 # Codes of the sink logits' dtype in Params.sink_dtype.
 SINK_DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
@@ -69,10 +70,11 @@ class ForwardKernel(Kernel):
         changes = [name for name in ("softcap", "alibi") if getattr(static, name)]
         return {**varlen.headers(static), "score_steps": [f"{self.name}/scores/{name}.cuh.j2" for name in changes]}
 
-    def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
+    def space(self, problem: Problem, gpu: Gpu) -> Space:
         """Every legal config for `problem` on `gpu`, without those whose blocks own more heads than share keys: rows of theirs
         would be idle."""
-        return () if self.reject(problem, gpu) else _sharing(self, problem.static, gpu, 1 << (problem.group - 1).bit_length())
+        most = 1 << (problem.group - 1).bit_length()
+        return super().space(problem, gpu).compiling(lambda config: self.block_heads(config) <= most)
 
     def bind(self, problem: Problem, config: Config, resized: Resized | None = None) -> Sizer:
         queries, sets = self.block_queries(config), problem.heads_kv * -(-problem.group // self.block_heads(config))
@@ -118,11 +120,6 @@ def scale_field(static: Static) -> Field:
     """`scale_log2` of these problems: under a soft cap the cap is what scales tanh."""
     of = "softcap * LOG2E" if static.softcap else "max(scale, LEAST_ALIBI_SCALE) * LOG2E" if static.alibi else "scale * LOG2E"
     return replace(FORWARD_FIELDS[-1], of=of)
-
-
-@lru_cache(maxsize=4)  # of some ten to a hundred MB
-def _sharing(kernel: ForwardKernel, static: Static, gpu: Gpu, most: int) -> tuple[Config, ...]:
-    return tuple(config for config in legal_configs(kernel, static, gpu) if kernel.block_heads(config) <= most)
 
 
 @lru_cache(maxsize=1024)

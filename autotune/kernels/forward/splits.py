@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ...core.config import Config
+from ...core.config import Config, Value
 from ...core.gpu import Gpu
 from ...core.problem import Problem
 from ..base import Field
+from ..space import Binary, Items, Launches, Space
 from .base import ForwardKernel
 
 NUM_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -40,20 +41,27 @@ def filling(kernel: ForwardKernel, problem: Problem, config: Config, gpu: Gpu) -
     return max((n for n in worthwhile(kernel, problem, config, gpu, DEFAULT_TILES) if n * blocks <= gpu.sms), default=1)
 
 
-@lru_cache(maxsize=4)  # of some ten MB
-def space(kernel: ForwardKernel, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
+@lru_cache(maxsize=4)
+def space(kernel: ForwardKernel, problem: Problem, gpu: Gpu) -> Space:
     """Every config with keys split that is worth trying, for a kernel all of whose rules but for packed problems allow what they
     allow without."""
-    shapes: dict[tuple[int, int, int], list[int]] = {}
-    found = []
-    for config in ForwardKernel.space(kernel, problem, gpu) if not problem.packed else ():
-        if not config["longest_first"] or config["head_group"] != HEAD_GROUP:
-            continue
+    if problem.packed:
+        return Space(kernel, ())
+    whole = ForwardKernel.space(kernel, problem, gpu).launching({"longest_first": True, "head_group": HEAD_GROUP})
+    split: dict[tuple[int, int, int], Launches] = {}  # one choice of launches for each shape: those of `whole` are all the same
+    binaries = []
+    for compiled, launches in whole.binaries:
+        config = Config(kernel.name, compiled)
         shape = kernel.block_queries(config), kernel.block_heads(config), config["block_n"]
-        if shape not in shapes:
-            shapes[shape] = worthwhile(kernel, problem, config, gpu, LEAST_TILES)
-        found += [Config.of(kernel.name, {**dict(config.items), "split_keys": True, "num_splits": n}) for n in shapes[shape]]
-    return tuple(found)
+        if shape not in split:
+            counts = worthwhile(kernel, problem, config, gpu, LEAST_TILES)
+            split[shape] = Launches(_replaced(launch, "num_splits", n) for launch in launches for n in counts)
+        binaries.append(Binary(_replaced(compiled, "split_keys", True), split[shape]))
+    return Space(kernel, binaries)
+
+
+def _replaced(items: Items, name: str, value: Value) -> Items:
+    return Config.of("", {**dict(items), name: value}).items
 
 
 def combine_us(workspace_bytes: int) -> float:

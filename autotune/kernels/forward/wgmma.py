@@ -11,6 +11,7 @@ from ...core.gpu import Gpu
 from ...core.problem import Problem, Static
 from . import account, defaults, splits
 from ..base import RECENT_SIZES, Field, Map, Resized, Sizer, Step, header_if
+from ..space import Space
 from ..traits import Account
 from .base import FORWARD_FIELDS, TENSORS, ForwardKernel
 from .mma import PANEL
@@ -146,7 +147,7 @@ class ForwardWgmma(ForwardKernel):
     def searched(self, static: Static, values: Mapping[str, Value], gpu: Gpu) -> bool:
         return not values["split_keys"]  # `space` adds those for problems that gain
 
-    def space(self, problem: Problem, gpu: Gpu) -> tuple[Config, ...]:
+    def space(self, problem: Problem, gpu: Gpu) -> Space:
         return super().space(problem, gpu) + splits.space(self, problem, gpu)
 
     def constants(self, static: Static, config: Config) -> list[tuple[str, str, Value]]:
@@ -232,15 +233,19 @@ class ForwardWgmma(ForwardKernel):
         return [step, Step("forward_combine", combine, splits.COMBINE_THREADS, 0, dependent=True)]
 
     def estimate_us(self, problem: Problem, config: Config, gpu: Gpu, registers: int) -> float:
-        return self.account(problem, config, gpu).time_us  # registers are those of the launch bounds
+        return account.time_us_of(*self._launched(problem, config, gpu))  # registers are those of the launch bounds
 
     def account(self, problem: Problem, config: Config, gpu: Gpu) -> Account:
         """Tiles in rounds of blocks, loads, and what blocks begin with: see `account`."""
+        return account.account(*self._launched(problem, config, gpu))
+
+    def _launched(self, problem: Problem, config: Config, gpu: Gpu) -> tuple:
+        """What `account` needs to know."""
         v = config.values
         threads = (1 + v["num_warpgroups"]) * WARPGROUP_SIZE
         resident = resident_blocks(gpu, threads, entry_registers(v, gpu["registers_per_sm"]), v["smem_bytes"])
-        return account.account(problem, v, self.blocks(problem, config), self.block_queries(config), resident,
-                               self.workspace_bytes(problem, config), gpu)
+        workspace_bytes = self.workspace_bytes(problem, config)
+        return problem, v, self.blocks(problem, config), self.block_queries(config), resident, workspace_bytes, gpu
 
 
 def _combined_rows(problem: Problem) -> int:
