@@ -74,7 +74,9 @@ def _traits(problem: Problem, v: Mapping[str, Value], launches: Launches, unspli
             work.clusters * 0.5, v["block_n"] * 0.014, math.log2(time_us) * 0.067,
             log2(problem.group * problem.seqlen_q) * 0.05, log2(problem.batch * problem.heads_kv) * 0.1, fill % 1 * 0.36,
             v["min_blocks_per_sm"] * 0.09, v["q_in_registers"] * 0.22, log2(visible(problem)) * 0.037,
-            log2(problem.batch) * 0.028, log2(launches.grid / unsplit) * 0.05, log2(problem.page_size) * 0.01)
+            log2(problem.batch) * 0.028, log2(launches.grid / unsplit) * 0.05, log2(problem.page_size) * 0.01,
+            # How early the next launch's blocks come: where they find room decides on which SMs they crowd.
+            math.log2(1 + v["trigger_tiles"]) * 0.2, math.log2(1 + v["prefetch_tiles"]) * 0.3, v["speculative_start"] * 0.5)
 
 
 def _time_us(problem: Problem, v: Mapping[str, Value], launches: Launches, empty_blocks: int, unsplit: int, work: Work,
