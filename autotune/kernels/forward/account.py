@@ -1,21 +1,20 @@
 """What a forward launch takes by `forward_wgmma`'s own account: tiles in rounds of blocks, loads, and what blocks begin with.
 
-Fitted to 7975 times of an H200 (covers of 42 static parts, `benchmarks/replayed.py`): of a problem's configs the one with the
-least account takes 1.015 times the best. Times are in clocks of an SM until the end, then in us.
+Fitted to 7975 times of an H200 (covers of 42 static parts, `benchmarks/replayed.py`): of a problem's eight configs or so the one
+with the least account takes 1.015 times the best. Times are in clocks of an SM until the end, then in us.
 """
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from typing import Mapping, NamedTuple
+from typing import Mapping
 
 from ...core.config import Value
 from ...core.gpu import Gpu
-from ...core.masks import Bounds
 from ...core.problem import Problem
 from ..traits import Account, keys_seen, log2
 from .mma import PANEL
+from .schedule import last_end, visits
 from .splits import combine_us
 
 GROUP_ROWS = 64
@@ -27,55 +26,10 @@ ALONE, LATENCY = 0.57, 240
 PAGES_LATENCY, BOX_LATENCY, BOX = 120, 28, 3.3
 # Beginning and end of a block; what is seen of it where blocks go round, with the next queries loaded early or not; packed.
 BLOCK, AHEAD, ROUND, PACKED = 5400, 0.41, 0.82, 750
-EVEN, TAIL = 0.35, 0.33  # spread of lengths by which rounds blur; of the longest block, what stands out at the end
+# Spread of lengths by which rounds blur; with more rounds than so many, of the longest block what stands out at the end.
+EVEN, ROUNDS, TAIL = 0.35, 8, 0.33
 CLOCK_SHARE, READ_SHARE, L2_BYTES_PER_US = 0.753, 0.67, 9.6e6
 LAUNCH_US = 2.3
-
-BLOCKS, SEQUENCES = 48, 24  # of a problem that are looked at: more are like so many, evenly chosen
-
-
-class Visits(NamedTuple):
-    """Key tiles that a block of queries visits: on average, at the most, and the deviation over the mean."""
-
-    mean: float
-    most: int
-    spread: float
-
-
-def _tiles(bounds: Bounds, block: int, block_queries: int, block_n: int, queries: int, keys: int) -> int:
-    """That the queries of one block see."""
-    first, end = block * block_queries, (block + 1) * block_queries
-    begin, end = bounds.span(first, (end if end < queries else queries) - 1, queries, keys)
-    tiles = -(-end // block_n) - begin // block_n
-    return tiles if tiles > 0 else 0
-
-
-@lru_cache(maxsize=4096)
-def visits(problem: Problem, block_queries: int, block_n: int) -> Visits:
-    """Of the blocks of one head."""
-    sequences, bounds = problem.sequences, problem.bounds
-    if len(sequences) > SEQUENCES:
-        sequences = [sequences[(2 * n + 1) * len(sequences) // (2 * SEQUENCES)] for n in range(SEQUENCES)]
-
-    total = squares = weights = 0.0
-    most = 0
-    for queries, keys in sequences:
-        if not queries:
-            continue
-        blocks = math.ceil(queries / block_queries)
-        looked_at = min(blocks, max(1, BLOCKS // len(sequences)))
-        weight = blocks / looked_at
-        for n in range(looked_at):
-            tiles = _tiles(bounds, (2 * n + 1) * blocks // (2 * looked_at), block_queries, block_n, queries, keys)
-            total += tiles * weight
-            squares += tiles * tiles * weight
-            most = max(most, tiles)
-        weights += blocks
-    if problem.sequences and problem.sequences[0][0]:  # the longest, whose last block sees most unless a window hides it
-        queries, keys = problem.sequences[0]
-        most = max(most, _tiles(bounds, (queries - 1) // block_queries, block_queries, block_n, queries, keys))
-    mean = total / weights if weights else 0.0
-    return Visits(mean, most, math.sqrt(max(0.0, squares / weights - mean * mean)) / mean if mean else 0.0)
 
 
 def account(problem: Problem, v: Mapping[str, Value], blocks: int, block_queries: int, resident: int, workspace_bytes: int,
@@ -95,7 +49,7 @@ def account(problem: Problem, v: Mapping[str, Value], blocks: int, block_queries
         # The config.
         v["block_n"] * 0.0109, v["persistent"] * 0.62, v["min_blocks_per_sm"] * 0.59, v["num_warpgroups"] * 0.385,
         (v["rescale_slack"] > 0) * 0.35, math.log2(v["head_group"]) * 0.079, v["integer_max"] * 0.14, v["q_stages"] * 0.12,
-        math.log2(v["block_heads"]) * 0.1))
+        math.log2(v["block_heads"]) * 0.1, v["overlap"] * 0.3, v["ping_pong"] * 0.3, v["num_stages"] * 0.2))
 
 
 def time_us_of(problem: Problem, v: Mapping[str, Value], blocks: int, block_queries: int, resident: int, workspace_bytes: int,
@@ -106,8 +60,9 @@ def time_us_of(problem: Problem, v: Mapping[str, Value], blocks: int, block_quer
     blocks, mean, most = max(blocks, 1) * splits, seen.mean / splits, seen.most / splits
     rounds, longest = blocks / places, most
     if rounds > 1:  # of blocks alike whole rounds, of others as they find room
+        longest = max(most, last_end(problem, block_queries, v["block_n"], blocks, places) / splits if rounds <= ROUNDS
+                      else rounds * mean + TAIL * most)
         even = math.exp(-seen.spread / EVEN)
-        longest = max(most, even * math.ceil(rounds) * mean + (1 - even) * (rounds * mean + TAIL * most))
         rounds = even * math.ceil(rounds) + (1 - even) * rounds
     turns = groups * min(resident, math.ceil(blocks / gpu.sms))
     seen_of_begin = (AHEAD if v["q_stages"] > 1 else ROUND) if v["persistent"] else 1
