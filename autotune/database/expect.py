@@ -30,8 +30,8 @@ NEAREST = 12  # points that are looked at: 60 times or so
 # Bounds hold for 19 problems of 20 that were left out; the loss is that share of its bound's log.
 DEVIATIONS = {"forward": 1.3, "decode": 1.6, "backward": 1.6}
 LEAST_BOUND, LOSS_OF_BOUND = 0.02, 0.16
-# Logs of what is charged, by what a config is judged by: for all that is not known of it, and for one that was timed nowhere near,
-# such as a default. Beside a cover this serves problems of another seed best (docs/log.md).
+# Logs of what is charged, by what a config is judged by: for all that is not known of it, and for one that was timed nowhere
+# near, such as a default. Beside a cover this serves problems of another seed best (docs/log.md).
 DOUBT = {"cover": (0.2, 0.1), "records": (0.03, 0.0)}
 
 

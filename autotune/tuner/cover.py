@@ -88,8 +88,8 @@ def _of_covers(root: Path, gpu: Gpu, problems: Sequence[Problem]) -> list[Proble
 def current(cover: Cover | str | None, gpu: Gpu) -> bool:
     """Whether `cover` is whole, chosen from as many configs as today, and of today's NVRTC and sources. Needs no GPU and compiles
     nothing."""
-    return isinstance(cover, Cover) and len(cover.problems) >= COUNT and cover.raced > 0 and cover.nvrtc == compile.nvrtc_version() \
-        and not covers.stale_configs(cover, gpu)
+    whole = isinstance(cover, Cover) and len(cover.problems) >= COUNT and cover.raced > 0
+    return whole and cover.nvrtc == compile.nvrtc_version() and not covers.stale_configs(cover, gpu)
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ def part(static: Static, like: Sequence[Problem], records: Sequence[Record], gpu
 
 def measure(parts: Iterator[Part], gpu: Gpu, device: int, folder: Path, deadline: float,
             say: Callable[[str], None]) -> list[Cover]:
-    """Measures `parts` one after another and writes each to `folder`; begins none after `deadline` (of `time.monotonic`). The next
-    part is compiled meanwhile."""
+    """Measures `parts` one after another and writes each to `folder`; begins none after `deadline` (of `time.monotonic`). The
+    next part is compiled meanwhile."""
     done = []
     with builder.pool() as pool, ThreadPoolExecutor(1) as planner, Worker(TARGET, {"device": device}) as worker:
         worker.start()

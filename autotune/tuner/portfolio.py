@@ -23,8 +23,8 @@ ALIKE = 0.005  # estimates that differ by less say nothing of which is faster
 
 def candidates_of(static: Static, problems: Sequence[Problem], records: Iterable[Record], gpu: Gpu,
                   before: Iterable[Config] = (), count: int = CANDIDATES) -> list[Config]:
-    """Configs to race for `static`, `count` at the most: those of the cover `before`, what won for it, defaults of `problems`, what
-    won for static parts like it; and for each of `problems` those that its kernel expects most of, one after another."""
+    """Configs to race for `static`, `count` at the most: those of the cover `before`, what won for it, defaults of `problems`,
+    what won for static parts like it; and for each of `problems` those that its kernel expects most of, one after another."""
     kernels = _worthwhile(problems, gpu)
     kin = sorted((record for record in records if record.problem.op == static.op), key=lambda record: _unlike(record, static))
     won = [config for record in kin for config in (record.config, *(config for config, _ in record.ties))
@@ -52,9 +52,10 @@ def _source(config: Config) -> tuple:
     return config.kernel, KERNELS[config.kernel].compile_key(config)
 
 
-def _descent(problem: Problem, seeds: Sequence[Config], static: Static, gpu: Gpu, moves: dict[Config, list[Config]]) -> list[Config]:
-    """What moves from the best of `seeds` come to by estimate, the best first; of those alike the ones nearest to a seed. All are of
-    the default's kernel: estimates of two kernels are not so good as to be compared. `moves` remembers where a config leads to."""
+def _descent(problem: Problem, seeds: Sequence[Config], static: Static, gpu: Gpu,
+             moves: dict[Config, list[Config]]) -> list[Config]:
+    """What moves from the best of `seeds` come to by estimate, the best first; of those alike the ones nearest to a seed. All are
+    of the default's kernel: estimates of two kernels are not so good as to be compared. `moves` remembers where configs lead."""
     kernel = default_config(problem, gpu).kernel
     estimates = {config: _estimate(problem, config, gpu) for config in seeds if config.kernel == kernel}
     expanded: set[Config] = set()
@@ -72,14 +73,15 @@ def _descent(problem: Problem, seeds: Sequence[Config], static: Static, gpu: Gpu
 
 
 def neighbours(config: Config, static: Static, gpu: Gpu) -> Iterator[Config]:
-    """Legal configs that differ from `config` in one parameter, or by one step each in two numeric ones of the source, such as wider
-    tiles in fewer buffers."""
+    """Legal configs that differ from `config` in one parameter, or by one step each in two numeric ones of the source, such as
+    wider tiles in fewer buffers."""
     kernel = KERNELS[config.kernel]
     free = [p for p in kernel.parameters if not p.derived and p.name not in kernel.sized]
     single = [{p.name: value} for p in free for value in p.values if value != config[p.name]]
     steps = [(p.name, p.values[n]) for p in free if p.kind == "compile" and type(p.values[0]) is int
              for n in (p.values.index(config[p.name]) - 1, p.values.index(config[p.name]) + 1) if 0 <= n < len(p.values)]
-    double = [{one: value, other: second} for n, (one, value) in enumerate(steps) for other, second in steps[n + 1:] if one != other]
+    double = [{one: value, other: second} for n, (one, value) in enumerate(steps) for other, second in steps[n + 1:]
+              if one != other]
     for change in (*single, *double):
         values = {**config.values, **change}
         if "split_keys" in change:

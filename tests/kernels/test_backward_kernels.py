@@ -112,7 +112,8 @@ def test_wgmma_parameters_on_the_simulator(values):
 
 
 def roles_of(asked, **values):
-    return WGMMA.config(asked.static, {**WGMMA.default(asked, H200).values, "roles": 2, "key_stages": 2, "key_queries": 32, **values})
+    shared = {"roles": 2, "key_stages": 2, "key_queries": 32}
+    return WGMMA.config(asked.static, {**WGMMA.default(asked, H200).values, **shared, **values})
 
 
 @pytest.mark.parametrize("text", ["fp16-b1-h1x1-q70-k65-d256-softcap20", "bf16-b2-h2x1-q90-k60-d136x200-left30-varlen-alibi"])

@@ -39,7 +39,8 @@ def test_legal_configs_are_those_that_no_rule_refuses_in_canonical_order(kernel,
 
 
 @pytest.mark.parametrize("kernel, text, gpu", [
-    ("forward_wgmma", "forward-bf16-b1-h8x2-q100-k100-d128", H200), ("forward_mma", "forward-fp16-b1-h8x2-q100-k100-d96-causal", T4),
+    ("forward_wgmma", "forward-bf16-b1-h8x2-q100-k100-d128", H200),
+    ("forward_mma", "forward-fp16-b1-h8x2-q100-k100-d96-causal", T4),
     ("decode_mma", "decode-bf16-b1-h8x2-q1-k100-d64", H200), ("decode_mma", "decode-fp16-b1-h8x2-q1-k100-d128-page16", L4),
     ("backward_wgmma", "backward-bf16-b1-h8x2-q100-k100-d64", H200)])
 def test_a_config_drawn_at_random_is_in_the_space_if_it_is_searched_and_no_rule_refuses_it(kernel, text, gpu):

@@ -130,7 +130,8 @@ def test_what_is_damaged_is_said_not_raised(surveyed):
     text = path.read_text()
     for damage in (text[:len(text) // 2], text.replace("schema: 3", "schema: 9"), text.replace("schema: 3", "schema: 2"),
                    text.replace("raced: ", "raced: -"), re.sub(r"(-page16: \S+) \d+", r"\1 -3", text, count=1),
-                   re.sub(r"(-page16:) \S+", r"\1 0", text, count=1), re.sub(r"(-page16: \S+) \S+", r"\1", text, count=1), text.replace("-page16", "-left9-page16", 1),
+                   re.sub(r"(-page16:) \S+", r"\1 0", text, count=1), re.sub(r"(-page16: \S+) \S+", r"\1", text, count=1),
+                   text.replace("-page16", "-left9-page16", 1),
                    text.replace("decode_mma", "decode_nothing"), "[]", text.replace("configs:", "configs: []\nx:"), "\x00",
                    text.replace("13.0.88", "new"), "- *a"):
         path.write_text(damage)

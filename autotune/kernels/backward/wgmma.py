@@ -16,6 +16,7 @@ from .base import BACKWARD_FIELDS, BackwardKernel, steps_of
 from .mma import PANEL, _tiles
 
 GROUP_ROWS = 64  # M of wgmma
+SHORT_KEYS = 1024  # to which tiles of 96 keys win for D 128; beyond, 64 are 1.05 to 1.28 times as fast (docs/log.md)
 MAPPED = ("q", "k", "v", "dout")
 WGMMA_TYPES = {"bf16": "bf16", "fp16": "f16"}
 AHEAD = Parameter("ahead", (2, 1, 0), "compile", "products of the next tile, S and dP, that start before this one's gradients "
@@ -107,8 +108,8 @@ def tile_clocks(problem: Problem, config: Config, gpu: Gpu, rows: int, tile: int
     product = 2 * rows * tile * columns / gpu["tensor_flops_per_clock_sm"]
     exponents = 2.2 * rows * tile / gpu["exp_per_clock_sm"]
     clocks = max(product, exponents, smem / 128, loaded / L2_BYTES_PER_CLOCK_SM)
-    clocks += EXPOSED[config["ahead"]] * min(product, exponents)
-    return visited_tiles(problem, rows, tile) * problem.heads_q * problem.batch * (clocks + 250 + waiting_clocks(stages, config["ahead"]))
+    clocks += EXPOSED[config["ahead"]] * min(product, exponents) + 250 + waiting_clocks(stages, config["ahead"])
+    return visited_tiles(problem, rows, tile) * problem.heads_q * problem.batch * clocks
 
 
 class HopperBackward(BackwardKernel):
@@ -195,9 +196,11 @@ class BackwardWgmma(HopperBackward):
         many keys as registers hold for dQ. A third buffer, where it fits, is worth up to 1.4 times the speed."""
         head_dim, total = max(problem.head_dim, problem.head_dim_v), problem.head_dim + problem.head_dim_v
         few = 256 < total <= 320  # registers are left for few queries
-        tile = dict(key_groups=2, key_queries=32 if few else 64, roles=2 if total > 320 else 1, key_stages=2 if total > 320 else 3,
-                    query_groups=2, query_keys=128 if head_dim <= 64 else 96 if head_dim <= 128 else 48 if few else 32,
-                    query_stages=3, ahead=1 if few else 2)
+        wide = 96 if problem.seqlen_k <= SHORT_KEYS else 64
+        roles = dict(roles=2, key_stages=2) if total > 320 else dict(roles=1, key_stages=3)
+        tile = dict(key_groups=2, key_queries=32 if few else 64, query_groups=2, query_stages=3, **roles,
+                    query_keys=128 if head_dim <= 64 else wide if head_dim <= 128 else 48 if few else 32,
+                    ahead=1 if few or 64 < head_dim <= 128 else 2)
         fixed = dict(longest_first=True, head_group=4)
         fewer = [dict(key_stages=3, query_stages=2), dict(key_stages=2, query_stages=3), dict(key_stages=2, query_stages=2)]
         small = (dict(ahead=1), dict(ahead=1, query_keys=64), dict(ahead=1, query_keys=64, key_queries=48),
@@ -220,8 +223,8 @@ class BackwardWgmma(HopperBackward):
         Only ranks configs: for short sequences half of what is measured."""
         d, dv, keys, queries = problem.head_dim, problem.head_dim_v, config["key_queries"], config["query_keys"]
         handed = 4 * keys * GROUP_ROWS if config["roles"] == 2 else 0
-        total = tile_clocks(problem, config, gpu, key_rows(config.values), keys, config["key_stages"], 2 * (d + dv), d + dv, handed)
-        total += tile_clocks(problem, config, gpu, config["query_groups"] * GROUP_ROWS, queries, config["query_stages"], 2 * d + dv,
-                             d, 0)
+        key_side, query_side = key_rows(config.values), config["query_groups"] * GROUP_ROWS
+        total = tile_clocks(problem, config, gpu, key_side, keys, config["key_stages"], 2 * (d + dv), d + dv, handed)
+        total += tile_clocks(problem, config, gpu, query_side, queries, config["query_stages"], 2 * d + dv, d, 0)
         bytes_us = problem.compulsory_bytes / gpu["bandwidth_gb_s"] * 1e-3
         return max(total / gpu.sms / (0.85 * gpu["sm_clock_mhz"]), bytes_us) + 8.0
