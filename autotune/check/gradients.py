@@ -242,10 +242,11 @@ def _differentiate(given: GradientInputs, sequence: int, head_kv: int, dtype):
             delta = delta - dlse.astype(dtype)
         delta = xp.where(lse == -np.inf, dtype(0), delta)
         dp = low(matmul(xp, ds_out, xp.ascontiguousarray(vs.T)))
-        ds = low(xp.where(visible, p * (dp - delta[:, None]) * slack, dtype(0)))
-        lost = _lost_of(xp, p, problem.dtype)  # of P, and of dS
+        beyond = dp - delta[:, None]
+        ds = low(xp.where(visible, p * beyond * slack, dtype(0)))
+        lost = _lost_of(xp, p, problem.dtype)  # of P, which dS is made from, and of dS
         scale = dtype(inputs.scale)
-        size = (xp.where(visible, xp.maximum(lost * abs(dp), _lost_of(xp, p * dp, problem.dtype)), dtype(0)) * scale)**2
+        size = (xp.where(visible, xp.maximum(lost * abs(beyond), _lost_of(xp, p * beyond, problem.dtype)), dtype(0)) * scale)**2
         result["dq"][rows.head, at] = low(matmul(xp, ds, ks) * scale)
         result["dk"][0, seen] += matmul(xp, xp.ascontiguousarray(ds.T), qs) * scale
         result["dv"][0, seen] += matmul(xp, xp.ascontiguousarray(low(p).T), ds_out)
