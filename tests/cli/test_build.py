@@ -27,7 +27,7 @@ KERNEL = kernels.candidates(PROBLEM, H200)[0]
 CONFIG = next(legal(KERNEL, PROBLEM.static, H200))
 SMALLEST = Problem.parse("forward-bf16-b1-h2x2-q64-k64-d64")
 SMALL = kernels.KERNELS["forward_simt"].default(SMALLEST, H200)
-MOST_BYTES = 1_000_000  # of generated/ when ten GPUs are tuned
+MOST_BYTES = 1_150_000  # of generated/ with kernels of all archs and ops, gradients included
 
 
 def varied(config, kind):
