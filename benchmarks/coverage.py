@@ -58,15 +58,16 @@ def main() -> int:
     tuned = rng.sample(problems, min(options.tune, len(problems)))
     compared = rng.sample(problems, min(options.peers, len(problems)))
     rows: dict[str, dict] = json.loads(options.rows.read_text()) if options.rows and options.rows.exists() else {}
-    for step, wanted in ((_time_configs, problems), (_time_peers, compared), (_tune, tuned)):
-        step([problem for problem in wanted if step is _time_configs or problem.text in rows], gpu, rows, deadline)
+    _time_configs([problem for problem in problems if problem.text not in rows], gpu, rows, deadline)
+    _save(options, rows, gpu, problems)
+    for step, wanted in ((_time_peers, compared), (_tune, tuned)):
+        step([problem for problem in wanted if problem.text in rows], gpu, rows, deadline)
         _save(options, rows, gpu, problems)
     return 0 if len(rows) == len(problems) else 1
 
 
 def _time_configs(problems: Sequence[Problem], gpu: Gpu, rows: dict[str, dict], deadline: float) -> None:
     """Adds a row for each problem: times of what a call runs and of its rivals."""
-    problems = [problem for problem in problems if problem.text not in rows]
     with builder.pool() as pool, Worker(TARGET, {"device": 0}) as worker:
         matches = {problem: lookup(problem, gpu) for problem in problems}
         rivals = {problem: _rivals(problem, gpu) for problem in problems}

@@ -86,8 +86,8 @@ def _of_covers(root: Path, gpu: Gpu, problems: Sequence[Problem]) -> list[Proble
 
 
 def current(cover: Cover | str | None, gpu: Gpu) -> bool:
-    """Whether `cover` is whole, chosen from as many configs as today, and of today's NVRTC and sources. Needs no GPU and compiles
-    nothing."""
+    """Whether `cover` is whole, says from how many configs it was chosen (before, they were few), and is of today's NVRTC and
+    sources. Needs no GPU and compiles nothing."""
     whole = isinstance(cover, Cover) and len(cover.problems) >= COUNT and cover.raced > 0
     return whole and cover.nvrtc == compile.nvrtc_version() and not covers.stale_configs(cover, gpu)
 
@@ -173,10 +173,11 @@ class Surveying:
             return None
         rows = {config: [raced[problem].get(config) for problem in raced] for config in right}
         chosen = choose(rows, CHOSEN)
-        table = {problem: raced[problem] for problem in raced}
+        table = dict(raced)
+        captures = GRID_ROUNDS if self.part.static.op == "decode" else 1  # blocks come to stand differently: up to a fifth
         for problem in self.part.problems:
             if problem not in table:
-                table[problem] = self._times(problem, {config: right[config] for config in chosen}, GRID_ROUNDS)
+                table[problem] = self._times(problem, {config: right[config] for config in chosen}, GRID_ROUNDS, captures)
         self.worker.call("unload", [made.binary for made in right.values()], timeout=TIMES_S)
         self.say(f"{self.part.static.text}: {len(built)} of {len(self.part.candidates)} compiled, {len(right)} right, "
                  f"{len(chosen)} chosen, {len(table)} problems, waited {compiled - began:.1f} s, took "
@@ -200,9 +201,8 @@ class Surveying:
                 self.say(f"  {self.part.static.text}: {reply.value or reply.message}: {config}")
         return right
 
-    def _times(self, problem: Problem, right: dict[Config, Built], rounds: int) -> dict[Config, float | None]:
+    def _times(self, problem: Problem, right: dict[Config, Built], rounds: int, captures: int = 1) -> dict[Config, float | None]:
         entries = [(self._fitted(problem, config), made.binary) for config, made in right.items()]
-        captures = rounds if problem.op == "decode" and rounds > RACE_ROUNDS else 1  # blocks stand differently: up to a fifth
         reply = self.worker.call("times", problem, entries, rounds, captures, timeout=TIMES_S)
         if reply.status != "done":
             self.worker.kill()

@@ -60,14 +60,14 @@ def _descent(problem: Problem, seeds: Sequence[Config], static: Static, gpu: Gpu
     estimates = {config: _estimate(problem, config, gpu) for config in seeds if config.kernel == kernel}
     expanded: set[Config] = set()
     for _ in range(DESCENTS):
-        found = sorted(estimates, key=estimates.get)[:2]
-        for config in [config for config in found if config not in expanded]:
+        fresh = [config for config in sorted(estimates, key=estimates.get)[:2] if config not in expanded]
+        if not fresh:
+            break
+        for config in fresh:
             expanded.add(config)
             if config not in moves:
                 moves[config] = list(neighbours(config, static, gpu))
             estimates.update({moved: _estimate(problem, moved, gpu) for moved in moves[config] if moved not in estimates})
-        if all(config in expanded for config in sorted(estimates, key=estimates.get)[:2]):
-            break
     order = {config: n for n, config in enumerate(estimates)}
     return sorted(estimates, key=lambda config: (round(math.log(estimates[config]) / ALIKE), order[config]))
 
